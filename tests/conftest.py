@@ -37,70 +37,102 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.pop("COLUMNS", None)
 
 TESTS = Path(__file__).parent
+# whose examples in docstrings take seconds
+SLOW_EXAMPLES = ("model_export.py", "permutation.py")
 
 # programs that tests start, not modules to import here
 collect_ignore_glob = ["programs/*", "*/programs/*"]
 
 
-def pytest_collection_modifyitems(config, items):
-    """Long tests first, exports, programs under mpirun and notebooks, so that the workers of pytest-xdist
-    end together.
+def pytest_configure(config):
+    """Naming files or single tests, without ``-m``, asks for all of them, slow ones too."""
+    by_name = all("::" in arg or arg.endswith((".py", ".md")) for arg in config.args)
+    is_asked = any(arg.startswith("-m") for arg in config.invocation_params.args)
+    if config.args_source is config.ArgsSource.ARGS and by_name and not is_asked:
+        config.option.markexpr = ""
 
-    One of the workers begins with them all: what they have in common is made once. Of matrices that
-    are marked so, only a covering of all pairs is left.
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Choose tests: those of the first tier, which are not slow, and those of everything.
+
+    Of the combinations of several parameters, the first tier runs each value once, or one of them if
+    the test is marked ``few``, and everything a covering of all pairs. Exports, programs under mpirun and notebooks come first, so that the
+    workers of pytest-xdist end together: one of them begins with all, and what they have in common
+    is made once.
     """
-    chosen = without_repeated_pairs(items)
-    kept = set(chosen)
-    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-    items[:] = chosen
+    matrices = {}
+    for item in items:
+        if row := values_by_axis(item):
+            rows = matrices.setdefault((item.parent, item.originalname), {})
+            rows[item] = row
+    left_out = set()
+    for tests in matrices.values():
+        rows = list(tests.values())
+        kept = first = range(len(rows))
+        if len(rows[0]) > 1:
+            kept = covering(rows, 2)
+            first = [kept[i] for i in covering([rows[i] for i in kept], 1)]
+            left_out.update(test for i, test in enumerate(tests) if i not in set(kept))
+        if next(iter(tests)).get_closest_marker("few"):
+            first = first[:1]
+        for i, test in enumerate(tests):
+            if i not in set(first):
+                test.add_marker("slow")
+    for item in items:
+        if item.path.name in SLOW_EXAMPLES:
+            item.add_marker("slow")
+    config.hook.pytest_deselected(items=list(left_out))
     long = {
         TESTS / "exporting" / "test_running.py",  # one test of it takes minutes
         TESTS / "mpi",
         TESTS / "laws" / "test_law8_resume.py",
         TESTS / "test_notebooks.py",
     }
-    items.sort(key=lambda item: long.isdisjoint((item.path, item.path.parent)))
+    items[:] = sorted(
+        (item for item in items if item not in left_out),
+        key=lambda item: long.isdisjoint((item.path, item.path.parent)),
+    )
 
 
-def covering(rows):
-    """Return positions of rows that hold every pair of values that any two columns hold together.
+def values_by_axis(item):
+    """What stands in each ``parametrize`` of a test, and in each fixture with parameters."""
+    if not hasattr(item, "callspec"):
+        return ()
+    # by identity: values need not be hashable, and the tests of a function share them
+    left = {name: id(value) for name, value in item.callspec.params.items()}
+    axes = []
+    for mark in item.iter_markers("parametrize"):
+        names = mark.args[0].split(",") if isinstance(mark.args[0], str) else mark.args[0]
+        axes.append(tuple(left.pop(name.strip(), None) for name in names))
+    return (*axes, *left.values())
+
+
+def covering(rows, n_together):
+    """Return positions of rows that hold all that any one or two columns hold (together).
 
     Most faults that depend on parameters depend on one or two of them. Greedy and deterministic:
-    the row with the most pairs that are still missing comes next.
+    the row with the most that is still missing comes next.
 
     Parameters
     ----------
     rows : list of tuple
         Each as long as the others.
+    n_together : 1 or 2
 
     Returns
     -------
     list of int
         In ascending order.
     """
-    pairs = [frozenset(combinations(enumerate(row), 2)) for row in rows]
-    missing = frozenset().union(*pairs)
+    held = [frozenset(combinations(enumerate(row), n_together)) for row in rows]
+    missing = frozenset().union(*held)
     chosen = []
     while missing:
-        best = max(range(len(rows)), key=lambda i: (len(pairs[i] & missing), -i))
+        best = max(range(len(rows)), key=lambda i: (len(held[i] & missing), -i))
         chosen.append(best)
-        missing -= pairs[best]
+        missing -= held[best]
     return sorted(chosen)
-
-
-def without_repeated_pairs(items):
-    """Return collected tests in their order, those marked ``pairwise`` reduced to a covering."""
-    functions = {}
-    for item in items:
-        if item.get_closest_marker("pairwise"):
-            functions.setdefault((item.parent, item.originalname), []).append(item)
-    left_out = set()
-    for tests in functions.values():
-        # by identity: values need not be hashable, and the parameters of a test share them
-        rows = [tuple(map(id, test.callspec.params.values())) for test in tests]
-        kept = set(covering(rows))
-        left_out.update(id(test) for i, test in enumerate(tests) if i not in kept)
-    return [item for item in items if id(item) not in left_out]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -170,6 +170,7 @@ def objections(path: str, source: str, own_modules: set[str]) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_imports_point_down():
     assert FILES, f"no Python files in {PACKAGE}"
     # folders count before they have an __init__.py
@@ -272,6 +273,7 @@ def find_cycle(sources: dict[str, str]) -> list[str]:
     return []
 
 
+@pytest.mark.slow
 def test_no_modules_import_each_other():
     assert (
         find_cycle({f.relative_to(PACKAGE).as_posix(): f.read_text("utf-8") for f in FILES}) == []
@@ -300,6 +302,7 @@ def test_no_two_files_have_one_name():
     assert {name: paths for name, paths in by_name.items() if len(paths) > 1} == {}
 
 
+@pytest.mark.slow
 def test_every_module_has_a_test_file_that_names_it():
     # by the file's name, at the same place in the tree, or by naming the module in what it imports
     texts = {f: f.read_text("utf-8") for f in TESTS.rglob("*.py")}
@@ -328,6 +331,7 @@ def test_few_names_are_public():
         assert all(hasattr(module, name) for name in names), module.__name__
 
 
+@pytest.mark.slow
 def test_import_loads_nothing_optional():
     # scikit-learn imports pandas by itself where it is installed: what it brings is not ours
     program = (
@@ -418,6 +422,7 @@ def private_reads(source: str) -> list[str]:
     return reads
 
 
+@pytest.mark.slow
 def test_no_function_has_too_many_branches():
     branched = {
         f"{f.relative_to(PACKAGE).as_posix()} {name}": n
@@ -427,6 +432,7 @@ def test_no_function_has_too_many_branches():
     assert branched == {}
 
 
+@pytest.mark.slow
 def test_no_conditional_expression_has_another_as_a_branch():
     nested = {f: nested_conditions(f.read_text("utf-8")) for f in FILES}
     assert [
@@ -434,6 +440,7 @@ def test_no_conditional_expression_has_another_as_a_branch():
     ] == []
 
 
+@pytest.mark.slow
 def test_nobody_reads_what_is_private_to_others():
     assert len(PRIVATE_READS) <= 10
     reads = {
@@ -445,6 +452,7 @@ def test_nobody_reads_what_is_private_to_others():
     assert reads >= PRIVATE_READS, "these need no exception any more"
 
 
+@pytest.mark.slow
 def test_arguments_have_types():
     annotations = [
         ast.unparse(argument.annotation)
@@ -508,6 +516,7 @@ CEILINGS = {
 SLACK = {"tokens": 1000}  # by which a ceiling may lie above what is counted
 
 
+@pytest.mark.slow
 def test_the_house_does_not_grow():
     counts = measure_calls() | measure_source()
     assert counts.keys() == CEILINGS.keys()

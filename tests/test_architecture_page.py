@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 import fluxutils_py
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -30,6 +32,7 @@ def test_every_file_that_it_names_exists():
     ] == []
 
 
+@pytest.mark.slow
 def test_the_list_of_files_is_that_of_the_package(load_script):
     rooms = load_script("docs/rooms.py")
     rooms.PACKAGE = PACKAGE

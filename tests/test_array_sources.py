@@ -128,6 +128,7 @@ WRITERS = {
 }
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("source", "code"), [row[:2] for row in ROWS], ids=[row[0] for row in ROWS]
 )

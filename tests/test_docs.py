@@ -17,6 +17,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     "page",
     [p for p in PAGES if not p.stem.startswith("from_") and p.stem != "export"],

@@ -27,6 +27,7 @@ def folder(tmp_path_factory, onnx_operators_once):
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("block", "absent"),
     [(1, ["fluxutils_py", "torch", "sklearn"]), (2, ["fluxutils_py", "sklearn", "onnxruntime"])],
@@ -65,6 +66,7 @@ def c_folder(request, tmp_path_factory):
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("compiler", "runner"),
     [("cc", []), ("arm-linux-gnueabihf-gcc", ["qemu-arm", "-L", "/usr/arm-linux-gnueabihf"])],

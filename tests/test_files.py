@@ -140,6 +140,7 @@ def stop_while_writing(path, number):
     return child
 
 
+@pytest.mark.slow
 def test_the_next_write_removes_what_the_dead_left_and_nothing_of_the_living(tmp_path):
     stop_while_writing(tmp_path / "a.b", signal.SIGKILL)
     (other,) = os.listdir(tmp_path)
@@ -157,6 +158,7 @@ def test_the_next_write_removes_what_the_dead_left_and_nothing_of_the_living(tmp
     assert sorted(os.listdir(tmp_path)) == ["a", "a.b"]
 
 
+@pytest.mark.slow
 def test_a_number_that_was_given_to_another_process_is_no_sign_of_life(tmp_path):
     living = stop_while_writing(tmp_path / "a", signal.SIGSTOP)
     (name,) = os.listdir(tmp_path)
@@ -169,6 +171,7 @@ def test_a_number_that_was_given_to_another_process_is_no_sign_of_life(tmp_path)
     os.waitpid(living, 0)
 
 
+@pytest.mark.slow
 def test_of_other_machines_only_what_is_old_is_removed(tmp_path):
     stop_while_writing(tmp_path / "a", signal.SIGKILL)
     (name,) = os.listdir(tmp_path)

@@ -32,6 +32,7 @@ def rates_of(schedule, n, run, lr=0.8):
     return rates
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(("cycles", "low", "warm_up"), [(1, 0.0, 0), (3, 0.1, 0), (2, 0.05, 7)])
 def test_a_cosine_of_cycles_knows_the_length_of_the_run(cycles, low, warm_up):
     expected = [gomlx_rate(step, 100, cycles, low, 0.8, warm_up) for step in range(100)]
@@ -44,6 +45,7 @@ def test_a_cosine_of_cycles_knows_the_length_of_the_run(cycles, low, warm_up):
     )
 
 
+@pytest.mark.slow
 def test_the_rate_after_50_of_100_steps_is_half_of_the_first():
     found = rates_of(cosine(cycles=1), 100, lambda loop, data: loop.run_steps(data, 100))
     assert found[50] == pytest.approx(0.4)

@@ -29,6 +29,7 @@ def shown_table(text):
     return {name.strip(): float(mse) for name, mse in rows[1:]}
 
 
+@pytest.mark.slow
 def test_stateful_model_is_best_on_made_data(tmp_path, capsys):
     picture = tmp_path / "picture.png"
     assert main(["--steps", "4000", "--epochs", "25", "--out", str(picture)]) == 0
@@ -47,6 +48,7 @@ def test_stateful_model_is_best_on_made_data(tmp_path, capsys):
     assert f"Picture: {picture}" in text
 
 
+@pytest.mark.slow
 def test_csv_file_is_forecast_and_scored_on_its_last_fifth(tmp_path, capsys, csv_file):
     rng = np.random.default_rng(0)
     z = np.round(np.stack([np.sin(np.arange(403) / 3), rng.normal(size=403).cumsum()], 1), 6)
@@ -64,6 +66,7 @@ def test_csv_file_is_forecast_and_scored_on_its_last_fifth(tmp_path, capsys, csv
     assert shown_table(text)["naive: the last value"] == pytest.approx(naive, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_same_seed_gives_the_same_table(tmp_path, capsys):
     texts = []
     for _ in range(2):
@@ -122,6 +125,7 @@ def test_columns_of_one_name_are_all_kept(csv_file):
     np.testing.assert_array_equal(values, [[1, 2], [3, 4]])
 
 
+@pytest.mark.slow
 def test_constant_column_is_harmless(tmp_path, capsys, csv_file):
     data = csv_file("a,b", *(f"5,{i % 7}" for i in range(170)))
     assert main(["--data", data, "--epochs", "1", "--out", str(tmp_path / "p.png")]) == 0

@@ -85,6 +85,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("pages")
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.page.stem}-{row.number}")
 def test_the_call_of_a_row_gives_what_the_other_system_gives(row, folder, monkeypatch):
     monkeypatch.chdir(folder)

@@ -252,6 +252,7 @@ def model():
     return nn.Sequential(LSTM(2, 4), nn.Linear(4, 1)).double()
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("how", ["factory", "partial", "instance", "set_params"])
 def test_an_estimator_learns_with_it_as_with_adamw(how, tmp_path):
     m = model()
@@ -308,6 +309,7 @@ def test_its_settings_are_found_by_name():
         both.opt(params(), thresh=3.0)
 
 
+@pytest.mark.slow
 def test_a_schedule_goes_on_after_loading(tmp_path):
     spec = Spec(2, 4, 5, scheduler=partial(lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=40))
     est = Estimator(model(), None, ADAMW32(0.02), spec, random_state=0).fit(X, Y)
@@ -340,6 +342,7 @@ def test_a_transform_of_ones_own_is_not_stored(tmp_path):
 # -- by name -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("name", "settings", "same"),
     [

@@ -5,10 +5,13 @@ calls.
 import re
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_python_blocks_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     program = "\n".join(re.findall(r"```python\n(.*?)```", README, re.DOTALL))

@@ -85,6 +85,7 @@ def test_messages_and_all_name_the_packages_of_the_extras():
     assert EXTRAS["test"][0] == "fluxutils_py[all]"
 
 
+@pytest.mark.slow
 def test_no_index_is_asked_for_this_package_and_every_extra_in_a_clone_exists():
     """Nobody has published it: what installs it does so in a clone."""
     folders = (".github", "benchmarks", "docs", "fluxutils_py", "notebooks")
@@ -147,6 +148,7 @@ def test_a_release_is_tested_and_published_by_a_tag_alone():
     assert (ROOT / settings["test-command"].removeprefix("python {project}/")).exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "there"),
     [

@@ -72,6 +72,7 @@ def epochs_between(n):
     return ["setup", "begin fit 0", *inside, "end fit 0", "teardown"]
 
 
+@pytest.mark.slow
 def test_epochs_are_tasks_with_the_estimator_fitted_so_far(data):
     x, y = data
     record = Record()
@@ -90,6 +91,7 @@ def test_epochs_are_tasks_with_the_estimator_fitted_so_far(data):
     np.testing.assert_array_equal(predictions[3], est.predict(x))
 
 
+@pytest.mark.slow
 def test_a_fit_with_callbacks_gives_the_same_bits(data):
     x, y = data
     plain = network().fit(x, y)
@@ -123,6 +125,7 @@ class Stop:
             loop.stop()
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("cell", ["linear", "auto"])
 def test_ready_made_estimators(data, cell):
     record = Record()
@@ -148,6 +151,7 @@ def test_the_fit_of_a_transformer_is_one_task(data, transformer):
     assert record.calls == ["setup", "begin fit 0", "end fit 0", "teardown"]
 
 
+@pytest.mark.slow
 def test_a_forecaster_has_epochs(data):
     record = Record()
     Forecaster(h=3, season_length=4, hidden_size=4, max_steps=5).set_callbacks(record).fit(data[0])
@@ -157,6 +161,7 @@ def test_a_forecaster_has_epochs(data):
     assert record.got[0][0] is None  # their number is not known in advance
 
 
+@pytest.mark.slow
 def test_an_error_in_the_fit_still_tears_down(data):
     x, y = data
     record = Record()
@@ -174,6 +179,7 @@ class Failing:
             raise RuntimeError("no second epoch")
 
 
+@pytest.mark.slow
 def test_scoring_monitor_has_the_score_of_each_epoch(data):
     x, y = data
     monitor = callback.ScoringMonitor(scoring="r2")
@@ -187,6 +193,7 @@ def test_scoring_monitor_has_the_score_of_each_epoch(data):
     assert rows[0]["r2"] != rows[2]["r2"]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("search", "n_jobs"), [(GridSearchCV, 1), (GridSearchCV, 2), (HalvingGridSearchCV, 1)]
 )
@@ -207,6 +214,7 @@ def test_searches_hand_callbacks_on(data, search, n_jobs, capsys):
     assert "Estimator - fit" in out
 
 
+@pytest.mark.slow
 def test_a_hook_of_this_package_through_a_pipeline(data):
     x, y = data
     hook = Counting()

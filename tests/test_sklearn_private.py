@@ -6,6 +6,7 @@ import inspect
 import re
 from pathlib import Path
 
+import pytest
 import sklearn
 from sklearn.base import BaseEstimator
 from sklearn.metrics import get_scorer
@@ -41,6 +42,7 @@ def test_they_are_where_they_were():
     )
 
 
+@pytest.mark.slow
 def test_no_other_file_uses_any():
     private = re.compile(
         r"from sklearn[\w.]*\._\w+ import|from sklearn[\w.]* import [^\n]*\b_\w|\b_(score_func|response_method|sign)\b"

@@ -50,6 +50,7 @@ SEEN = [
 ]
 
 
+@pytest.mark.slow
 def test_a_users_script_is_checked(tmp_path, monkeypatch):
     pytest.importorskip("mypy")
     package = Path(fluxutils_py.__file__).parent

@@ -70,12 +70,11 @@ def run_predict(
         labels, out = split_labels(x, out)
         if state is not None:
             warn_of_missing_past(x)
-        goes_on = state is not None or return_state
-        inputs = read_inputs(x, schema, starts=starts, lengths=lengths, padded=not goes_on)
-        if goes_on and starts is None and lengths is None:
-            # before or after x, and there a step without input is a gap
-            begun = state is not None and have_begun(est.model_, state, inputs.N)
-            inputs = without_padding(inputs, np.logical_not(begun), ended=not return_state)
+        inputs = read_inputs(x, schema, starts=starts, lengths=lengths, padded=False)
+        if starts is None and lengths is None:
+            # where series go on before or after x, a step without input is a gap
+            fresh = _are_fresh(est.model_, state, inputs.N)
+            inputs = without_padding(inputs, fresh, ended=not return_state)
         spec = read_spec(settings.spec)
         decode = parts.codec.decoders()[method]
         is_last = parts.codec.per_series and inputs.form != "timesteps"
@@ -91,6 +90,13 @@ def run_predict(
             result = parts.codec.as_vector(inputs.to_rows(result), method)
         result = with_labels(result, labels)
         return (result, blocks.state()) if return_state else result
+
+
+def _are_fresh(model: nn.Module, state: list[Tensor] | None, n_series: int) -> np.ndarray:
+    """Return a mask (N,) of the series that begin with their first input."""
+    if state is None:
+        return np.ones(n_series, bool)
+    return ~have_begun(model, state, n_series)
 
 
 def _predict_last_steps(blocks: BlockPredictor, out: object) -> np.ndarray:

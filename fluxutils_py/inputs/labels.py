@@ -87,8 +87,7 @@ class LabelEncoder:
                 raise ValueError(
                     f"{self.name} has labels {np.unique(labels[is_unknown]).tolist()} that are not "
                     f"in the classes {self.classes.tolist()}; name all of them at the first call, "
-                    "partial_fit(x, y, classes=...); to steps that have no loss, as those of the "
-                    "burn-in, give no label (NaN or None)"
+                    "partial_fit(x, y, classes=...), or give such steps no label (NaN, None)"
                 )
             codes[is_unknown] = self.unknown
         return np.where(labelled, codes, MISSING_LABEL)

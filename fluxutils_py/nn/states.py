@@ -178,17 +178,20 @@ def batch_dims(m: object) -> list[int]:
 
 def have_begun(m: object, state: Sequence[Tensor], n_series: int) -> np.ndarray:
     """Return a mask (N,) of the series whose state is not the zero state, and, of a model without
-    recurrent state, of those that it has seen inputs of.
+    recurrent state, of those that it has seen inputs of. All, where that cannot be told.
     """
     layers = recurrent_layers(m)
     tensors = read_states(state)
     dims = [1] * len(tensors)
     if layers:
-        dims = [layer.batch_dim for layer, part in match_states(layers, state, m) for _ in part]
+        try:
+            dims = [layer.batch_dim for layer, part in match_states(layers, state, m) for _ in part]
+        except ShapeError:
+            return np.ones(n_series, bool)
     begun = np.zeros(n_series, bool)
     for t, dim in zip(tensors, dims, strict=True):
         if t.dim() > dim and t.shape[dim] == n_series:
-            seen = t.isfinite() if not layers else t != 0
+            seen = t != 0 if layers else t.isfinite()
             begun |= seen.movedim(dim, 0).flatten(1).any(1).cpu().numpy()
     return begun
 

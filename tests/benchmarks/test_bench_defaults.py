@@ -111,6 +111,7 @@ def test_columns_of_the_room(real_data, folder):
     assert data.score(np.ones_like(data.y_test)) == pytest.approx(1 / 3)  # mean of 2/3 and 0
 
 
+@pytest.mark.slow
 def test_a_forecast_is_trained_before_and_judged_behind_the_cut(real_data, folder):
     data = real_data.load("nab_taxi", folder)
     assert data.x_train.tolist() == [[[3, 1, 4, 1, 5, 9]]]
@@ -121,6 +122,7 @@ def test_a_forecast_is_trained_before_and_judged_behind_the_cut(real_data, folde
     assert data.score(data.y_test) == 0
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(("name", "hours"), [("etth1_6", 6), ("etth1_24", 24)])
 def test_months_of_the_transformer(real_data, tmp_path, name, hours):
     n_hours = 20 * 720 + 50
@@ -292,6 +294,7 @@ def test_table_from_the_file(bench, found):
     assert "| our own | P, 1 of 2 cores | torch 2.10, scikit-learn 1.9 |" in page
 
 
+@pytest.mark.slow
 def test_runs_merge_into_the_file(bench, folder, monkeypatch, tmp_path, capsys):
     measured, results = tmp_path / "found.json", tmp_path / "page.md"
 
@@ -315,6 +318,7 @@ def test_runs_merge_into_the_file(bench, folder, monkeypatch, tmp_path, capsys):
     assert results.read_text() == before
 
 
+@pytest.mark.slow
 def test_picture_and_its_text(picture, found, tmp_path):
     picture.draw(found, tmp_path / "defaults.png")
     assert (tmp_path / "defaults.png").read_bytes().startswith(b"\x89PNG")
@@ -340,6 +344,7 @@ def test_stored_table_and_text_are_those_of_the_file(bench, picture):
     assert picture.alt_text(stored) in " ".join(page.split()), "run python docs/defaults.py"
 
 
+@pytest.mark.slow
 def test_another_file_leaves_the_stored_table_alone(bench, monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "argv", ["b", "--data", "x", "--measured", str(tmp_path / "a.json")])
     assert bench.arguments().results is None

@@ -55,6 +55,7 @@ def test_sample_is_fixed_and_in_the_ranges(grid):
     assert max(map(grid.expected_seconds, shapes)) <= grid.LONGEST
 
 
+@pytest.mark.slow
 def test_program_measures_each_task_of_each_shape(grid, monkeypatch, tmp_path, capsys):
     shapes = [grid.Shape("LSTM", 3, 9, 2, 4), grid.Shape("GRU", 1, 8, 1, 1)]
     monkeypatch.setattr(grid, "sample", lambda n: shapes)
@@ -112,6 +113,7 @@ def test_tiles_hold_every_shape_of_the_sample(grid, picture):
     assert picture.names([1, 2, 4]) == ["1", "2\u20133"]
 
 
+@pytest.mark.slow
 def test_picture_and_its_text(picture, tmp_path):
     cells = [cell(0.5), cell(1.2, "GRU", H=70, B=9), cell(3, task="predict", control=0.5)]
     picture.draw(cells, tmp_path / "grid.png")

@@ -7,6 +7,7 @@ import math
 import pytest
 
 
+@pytest.mark.slow
 def test_every_round_begins_with_another_contender(module):
     called = []
 
@@ -18,6 +19,7 @@ def test_every_round_begins_with_another_contender(module):
     assert seconds == {"a": [1, 6, 8, 10], "b": [2, 4, 9, 11], "c": [3, 5, 7, 12]}
 
 
+@pytest.mark.slow
 def test_slow_contender_sits_out_and_its_ratios_are_of_its_own_rounds(module):
     common = module("common")
     base, slow = iter([1.0, 2.0, 4.0]), iter([10.0, 30.0])

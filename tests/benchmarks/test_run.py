@@ -49,6 +49,7 @@ def cells(text):
     ]
 
 
+@pytest.mark.slow
 def test_failing_and_endless_parts_are_reported_and_stop_no_other(run):
     text = run(
         "--limit", "3",
@@ -66,6 +67,7 @@ def test_failing_and_endless_parts_are_reported_and_stop_no_other(run):
     assert cells(text) == ["1", "2"]  # what the failing part had found before is kept
 
 
+@pytest.mark.slow
 def test_part_measured_again_leaves_the_others(run):
     run(first=GOOD.format(11), second=GOOD.format(22), third=GOOD.format(33))
     text = run("--only", "second", first="", second=GOOD.format(44), third="")
@@ -83,6 +85,7 @@ def test_results_of_another_machine_are_not_mixed(run):
     assert run.out.read_text() == "# Results\n\n| torch | 1.0 |\n\n## first\n\nabc\n"
 
 
+@pytest.mark.slow
 def test_every_benchmark_has_its_part(module):
     files = {path.name for path in RUN.parent.glob("bench_*.py")}
     assert {part.file for part in module("run").PARTS.values()} == files

@@ -25,6 +25,7 @@ def test_judge_agrees_with_torch(module, shape):
     assert work.judge(net2vec(model), x, y, shape) == pytest.approx(float(expected), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_contenders_end_with_the_same_weights(module, shape):
     work = module("work")
     data = work.make(shape)

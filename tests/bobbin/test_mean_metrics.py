@@ -111,6 +111,7 @@ def test_there_must_be_something_to_measure():
         MetricsEval({})
 
 
+@pytest.mark.slow
 def test_the_best_of_a_fit_is_kept(tmp_path):
     x = np.random.default_rng(0).normal(size=(2, 9, 20)).astype("f4")
     dev = [(torch.randn(20, 4, 2), torch.randn(20, 4, 1))]

@@ -62,6 +62,7 @@ def evaluation(n_in):
     return RunEval(SquaredOutput(), {"loader": loader, "windows": windows})
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("n_jobs", [None, 2])
 @pytest.mark.parametrize(
     "spec", [Spec(2, 3, 4, shuffle=True), Spec(2, 3, 4, overlap=3, accumulate=2, burn_in=1)]
@@ -319,6 +320,7 @@ def test_there_must_be_such_a_dataset(tmp_path):
         keeper(tmp_path).load_best(nn.Linear(1, 1))
 
 
+@pytest.mark.slow
 def test_a_fit_keeps_the_best_of_its_steps(tmp_path):
     x = np.random.default_rng(0).normal(size=(2, 7, 11)).astype("f4")
     vectors, losses = [], []

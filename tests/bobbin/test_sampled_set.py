@@ -27,6 +27,7 @@ def spread(counts, p, trials):
     return (chi - (n - 1)) / np.sqrt(2 * (n - 1))
 
 
+@pytest.mark.slow
 def test_a_small_part_has_its_share_in_the_union():
     rng, trials = generator(), 2000
     counts = np.zeros(100)
@@ -40,6 +41,7 @@ def test_a_small_part_has_its_share_in_the_union():
     assert abs(spread(counts, 0.1, trials)) < 4
 
 
+@pytest.mark.slow
 def test_elements_added_one_by_one_are_sampled_uniformly():
     rng, trials, counts = generator(), 1000, np.zeros(17)
     for _ in range(trials):
@@ -51,6 +53,7 @@ def test_elements_added_one_by_one_are_sampled_uniformly():
     assert abs(spread(counts, 5 / 17, trials)) < 4
 
 
+@pytest.mark.slow
 def test_the_bound_would_see_numbers_drawn_anew():
     rng, trials, counts = generator(), 2000, np.zeros(100)
     for _ in range(trials):

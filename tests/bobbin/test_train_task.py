@@ -397,6 +397,7 @@ def test_a_loop_of_ones_own_goes_on_from_a_checkpoint_bit_for_bit(tmp_path, stop
     assert same(run(back, task, 9).model_vars, whole.model_vars)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("stop", [2, 4, 7])
 def test_a_loop_goes_on_from_a_checkpoint_bit_for_bit(tmp_path, stop):
     def train(dir, end=None):

@@ -638,6 +638,7 @@ def test_dropping_a_loader_during_a_load_ends_after_it():
     assert load.calls == 1
 
 
+@pytest.mark.slow
 def test_a_loader_in_a_cycle_with_its_loadfun_is_collected():
     class Owner:
         def __init__(self, fails):
@@ -711,6 +712,7 @@ def test_many_loaders_made_and_dropped():
     assert soon(lambda: not workers())
 
 
+@pytest.mark.slow
 def test_the_garbage_collector_may_come_at_any_moment():
     thresholds = gc.get_threshold()
     gc.set_threshold(3)

@@ -34,7 +34,6 @@ def by_hand(x, batchsize, fill=np.nan):
     return np.stack(rows, -2)
 
 
-@pytest.mark.pairwise
 @pytest.mark.parametrize("batchsize", [1, 3, 5, 6, 8, 9, 12, 14, 21, 40, 1000])
 @pytest.mark.parametrize(
     "shape", [(2, 3, 12), (2, 1, 13), (1, 3, 7), (3, 12), (2, 5, 1), (1, 1, 41)]

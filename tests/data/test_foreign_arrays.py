@@ -74,6 +74,7 @@ def test_a_masked_one_of_several_inputs_is_an_error(holes):
         SampleWeight(Lazy(holes[0]), N, T).normalize(Segments.from_lengths(N, T), ())
 
 
+@pytest.mark.slow
 def test_the_values_read_decide_the_type_where_it_differs_from_the_one_declared():
     packed = np.random.default_rng(0).integers(-300, 300, (F, N, T)).astype("int16")
     values = packed * np.float64(0.01)
@@ -171,6 +172,7 @@ def test_both_layouts_with_series_first_are_named_with_their_transposes():
     assert "a.transpose(2, 0, 1)" in str(caught.value)
 
 
+@pytest.mark.slow
 def test_masked_labels_count_as_missing_or_are_refused(holes):
     x = np.random.default_rng(1).normal(size=(F, N, T)).astype("float32")
     labels = np.random.default_rng(2).integers(0, 3, (1, N, T))

@@ -380,7 +380,6 @@ def test_what_follows_the_end_of_a_row_may_be_anything(value):
 PLACES = [(0, 0, 0), (2, 4, 6), (1, 3, 5)]
 
 
-@pytest.mark.pairwise
 @pytest.mark.parametrize("mapped", [False, True])
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])

@@ -140,7 +140,6 @@ def key_of(key, n):
     return np.arange(n) % 3 != 1 if isinstance(key, str) else key
 
 
-@pytest.mark.pairwise
 @places
 @makes
 @pytest.mark.parametrize("forms", ["key", "(key, ...)", "(key, :)", "take"])
@@ -252,6 +251,7 @@ def test_a_sent_context_is_kept(make):
     assert v.with_context(slice(0, 1))[1] == 2
 
 
+@pytest.mark.few
 @makes
 @pytest.mark.parametrize("place", ["transposed np.memmap", "sliced np.memmap", "plain view of np.memmap", "mode c",
                                    "h5mmap", "plain h5 view", "h5py", "memory", "time-major memory"])  # fmt: skip

@@ -129,7 +129,6 @@ ROWS = {
 }
 
 
-@pytest.mark.pairwise
 @pytest.mark.parametrize("size", [1, 3, 7])
 @pytest.mark.parametrize("which", ROWS)
 @pytest.mark.parametrize("form", ["series", "steps", "steps with an axis", "list"])

@@ -12,6 +12,7 @@ from fluxutils_py.errors import DataError
 SPEC = {"epochs": 1, "batchsize": 2, "seqsize": 7}
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("chunks", [None, (1, 2, 5)])
 def test_predictions_written_there_are_those_of_memory(chunks, tmp_path):
     x = np.random.default_rng(0).normal(size=(2, 5, 23)).astype("float32")

@@ -85,6 +85,7 @@ def test_the_choice_follows_the_size_of_the_data(changes, expected):
     assert {name: getattr(choice, name) for name in expected} == expected
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("change", "cell"),
     [
@@ -111,6 +112,7 @@ def test_a_first_part_of_many_is_learnt_by_a_network():
     assert FitChoice.of("auto", size(per_series=True), is_fit=False).cell == "lstm"
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     "setting",
     [{"hidden_size": 4}, {"epochs": 2}, {"max_updates": 60}, {"lr": 0.1}, {"dropout": 0.1},
@@ -128,6 +130,7 @@ def test_a_setting_of_networks_asks_for_one(setting):
     assert SequenceRegressor(**small).fit(x[:, :, :1], y[:, :, :1]).cell_ == "linear+lstm"
 
 
+@pytest.mark.slow
 def test_cell_is_known_after_fit_alone():
     est = SequenceRegressor(cell="gru")
     assert not hasattr(est, "cell_")
@@ -138,6 +141,7 @@ def test_cell_is_known_after_fit_alone():
 # -- the sum of a linear model and a network -----------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_linear_model_is_the_one_alone_and_stays():
     x, y, _ = sums()
     alone = SequenceRegressor(cell="linear").fit(x, y)
@@ -152,6 +156,7 @@ def test_the_linear_model_is_the_one_alone_and_stays():
     assert est.grad_[n_linear:].abs().max() > 0
 
 
+@pytest.mark.slow
 def test_outputs_are_the_sum_by_hand():
     x, _, y = sums()
     est = SequenceRegressor(cell="linear+lstm", **SHORT, scale_target=False).fit(x, y)
@@ -173,6 +178,7 @@ def test_outputs_are_the_sum_by_hand():
     np.testing.assert_allclose(est.predict(x), expected, rtol=0, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_trial_finds_whether_the_network_helps():
     x, linear, product = sums(20)
     noise = np.random.default_rng(1).normal(size=linear.shape)
@@ -187,6 +193,7 @@ def test_a_trial_finds_whether_the_network_helps():
     assert SequenceRegressor(cell="linear").fit(x, product).score(new[0], new[2]) < 0.1
 
 
+@pytest.mark.slow
 def test_the_end_of_a_drifting_series_decides():
     """Where the level leaves what was seen, the linear model goes on and a network does not."""
     rng = np.random.default_rng(0)
@@ -205,6 +212,7 @@ def test_the_end_of_a_drifting_series_decides():
 # -- scales, gaps, several models ----------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", ["lstm", "linear+lstm", "linear"])
 def test_units_of_inputs_do_not_matter(cell):
     x, y, _ = sums()
@@ -216,6 +224,7 @@ def test_units_of_inputs_do_not_matter(cell):
     )
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("cell", ["lstm", "linear+lstm", "linear"])
 def test_a_step_without_input_counts_as_the_mean(cell):
     x, y, _ = sums()
@@ -238,6 +247,7 @@ def test_a_step_without_input_counts_as_the_mean(cell):
         np.testing.assert_allclose(live_steps.step(gap[:, :, t]), found[:, :, t], atol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_mean_of_models_is_that_of_its_members():
     x, _, y = sums()
     est = SequenceRegressor(n_models=3, **{**SHORT, "hidden_size": 4}).fit(x, y)
@@ -249,6 +259,7 @@ def test_the_mean_of_models_is_that_of_its_members():
     assert (outputs[0] - outputs[1]).abs().max() > 1e-3
 
 
+@pytest.mark.slow
 def test_several_sets_of_kernels(tmp_path):
     x, _, _ = sums(24)
     labels = np.arange(24) % 2
@@ -264,6 +275,7 @@ def test_several_sets_of_kernels(tmp_path):
 # -- files, streams, exports, threads --------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("labels", [False, True])
 def test_what_was_chosen_is_in_files_copies_streams_and_exports(labels, tmp_path):
     pytest.importorskip("onnxruntime")
@@ -289,6 +301,7 @@ def test_what_was_chosen_is_in_files_copies_streams_and_exports(labels, tmp_path
     assert check_export(tmp_path / "m.onnx", est, x) < 1e-5
 
 
+@pytest.mark.slow
 def test_threads_views_and_a_second_fit_give_the_same():
     x, _, y = sums()
     est = SequenceRegressor(cell="linear+lstm", dropout=0.0, input_noise=0.0, **SHORT)
@@ -308,6 +321,7 @@ def updates(est):
     return int(next(iter(est.optimizer_.state.values()))["step"])
 
 
+@pytest.mark.slow
 def test_a_fit_makes_as_many_updates_as_it_may():
     x, y, _ = sums()
     est = plain_regressor(epochs=None, max_updates=53, batchsize=5, seqsize=20).fit(x, y)
@@ -319,6 +333,7 @@ def test_a_fit_makes_as_many_updates_as_it_may():
     assert (updates(by_call), by_call.n_iter_) == (72, 6)
 
 
+@pytest.mark.slow
 def test_one_cycle_rises_for_a_fifth_and_falls_to_nothing():
     x, y, _ = sums()
     rates = []
@@ -337,6 +352,7 @@ def test_one_cycle_rises_for_a_fifth_and_falls_to_nothing():
     np.testing.assert_allclose(rates, 0.01 * np.where(at_each < 12, rise, fall), atol=1e-12)
 
 
+@pytest.mark.slow
 def test_partial_fit_and_warm_start_after_a_cycle_learn_on():
     x, y, _ = sums()
     est = SequenceRegressor(cell="lstm", **SHORT, warm_start=True).fit(x, y)
@@ -348,6 +364,7 @@ def test_partial_fit_and_warm_start_after_a_cycle_learn_on():
     assert (net2vec(est) - before).abs().max() > 1e-3
 
 
+@pytest.mark.slow
 def test_partial_fit_after_a_closed_form_begins_a_network_and_says_so():
     x, y, _ = sums()
     est = SequenceClassifier(random_state=0).fit(x, y[0, :, -1] > 0)
@@ -379,6 +396,7 @@ def test_a_schedule_twice_is_refused():
 # -- groups --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_groups_are_left_out_together():
     """Copies of a series with noise: leaving out one of them tells nothing."""
     rng = np.random.default_rng(0)
@@ -400,6 +418,7 @@ def test_groups_are_left_out_together():
 # -- the way across ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_old_settings_give_the_old_model():
     x, y, _ = sums()
     est = SequenceRegressor(**{**PLAIN, "epochs": 60, "random_state": 0}).fit(x, y)
@@ -415,6 +434,7 @@ def test_several_inputs_are_refused():
         SequenceRegressor().fit((x, x), y)
 
 
+@pytest.mark.slow
 def test_verbose_says_what_was_chosen(capsys):
     x, y, _ = sums()
     SequenceRegressor(cell="auto", max_updates=60, hidden_size=3, verbose=True).fit(x, y)
@@ -425,6 +445,7 @@ def test_verbose_says_what_was_chosen(capsys):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("dtype", ["int8", "uint16", "int64", "uint64", "bool"])
 @pytest.mark.parametrize("make", [SequenceClassifier, SequenceRegressor])
 def test_integers_are_as_floats_for_one_target_per_series(make, dtype):

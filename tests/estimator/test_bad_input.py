@@ -139,6 +139,7 @@ def nothing_changes(est: Estimator, *objects: Any):
         assert before[what] == after[what], f"{what} changed"
 
 
+@pytest.mark.slow
 def test_the_picture_sees_what_it_should():
     est = Estimator(Net(), None, None, PLAIN, random_state=0).fit(X, Y)
     for change in (
@@ -808,6 +809,7 @@ def test_not_finite_in_a_later_window(kind, accumulate, opt):
     assert np.isfinite(est.set_params(loss=None).partial_fit(X, Y).loss_)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("stage", ["fresh", "fitted"])
 @pytest.mark.parametrize(
     "y", [np.full_like(Y, np.nan), series(1, at=(0, slice(None), slice(4, None)))]
@@ -1025,6 +1027,7 @@ def test_validation_lengths_are_refused_beside_lengths_wherever_its_series_end(e
             est.fit(X, Y, lengths=LENGTHS, validation_data=(X, Y, lengths))
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("weights", [[1, 2, 1, 2, 1], [1] * N, [0, 7, 9, 12, 3], LENGTHS * 1.0])
 def test_whole_numbers_may_be_weights(weights):
     x = padded(X, 0)

@@ -63,12 +63,14 @@ def of_cell(request, tmp_path_factory):
     return path, steps, streamed(est, steps)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["c", "c++", "arm"])
 def test_ten_thousand_steps_of_each_cell(of_cell, target):
     path, steps, wanted = of_cell
     assert error(run_steps(target, path, steps), wanted) < 1e-5
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("target", ["c", "c++", "arm"])
 @pytest.mark.parametrize("settings", [{"n_lags": 5}, {"n_models": 2}, {"n_lags": 1}], ids=str)
 def test_a_linear_model_of_the_past(settings, target, rng, tmp_path):
@@ -84,6 +86,7 @@ def test_a_linear_model_of_the_past(settings, target, rng, tmp_path):
     assert error(run_steps(target, tmp_path / "model.h", steps), wanted) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["c", "c++", "arm"])
 @pytest.mark.parametrize("n_in", [1, 3])
 def test_causal_kernels_with_plateaus(n_in, target, rng, tmp_path):
@@ -100,6 +103,7 @@ def test_causal_kernels_with_plateaus(n_in, target, rng, tmp_path):
     np.testing.assert_allclose(found[-1], ends.ravel(), rtol=0, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["c", "c++"])
 @pytest.mark.parametrize("cell", ["kernels", "linear+gru"])
 def test_scalers_before_models_that_scale(cell, target, rng, tmp_path):
@@ -133,6 +137,7 @@ MODELS = {
 }
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", list(MODELS))
 def test_models_of_several_layers(name, dtype, x, rng, tmp_path):
@@ -148,6 +153,7 @@ def test_models_of_several_layers(name, dtype, x, rng, tmp_path):
     assert error(run_steps("c", tmp_path / "model.h", steps), streamed(est, steps)) < bound
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     "made",
     [
@@ -177,6 +183,7 @@ def test_pipelines_and_missing_values(made, target, rng, tmp_path):
     assert np.isnan(found).any() == isinstance(made[0], SequenceScaler)
 
 
+@pytest.mark.slow
 def test_targets_that_were_transformed_come_back(x, tmp_path):
     steps = x[:, 0].T
     y = np.exp(x[:1])
@@ -195,6 +202,7 @@ def test_targets_that_were_transformed_come_back(x, tmp_path):
     assert error(run_steps("c", tmp_path / "model.h", steps), streamed(last, steps)) < 1e-5
 
 
+@pytest.mark.slow
 def test_outputs_keep_the_digits_of_targets_in_float64(x, tmp_path):
     y = 1e8 + x[:1].cumsum(2, dtype=float)
     est = plain_regressor(4, epochs=2, random_state=0).fit(x, y)
@@ -224,6 +232,7 @@ int main(void) {
 """
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("classes", "format"),
     [
@@ -251,6 +260,7 @@ def test_classifiers_give_probabilities_and_labels(classes, format, target, x, t
     assert said.decode() == "".join(f"{line}\n" for line in wanted)
 
 
+@pytest.mark.slow
 def test_a_step_without_input_and_one_that_is_refused(x, tmp_path):
     est = plain_regressor(4, epochs=2, random_state=0).fit(x, x[:1])
     est.export(tmp_path / "model.h", format="c")
@@ -282,6 +292,7 @@ def test_a_step_without_input_and_one_that_is_refused(x, tmp_path):
     assert error(said[[0, 3, 4], 1:], streamed(est, steps)) < 1e-5
 
 
+@pytest.mark.slow
 def test_two_models_fit_one_program_and_each_starts_anew(x, tmp_path):
     ests = [
         plain_regressor(4, cell=cell, epochs=2, random_state=0).fit(x, x[:1])
@@ -298,6 +309,7 @@ def test_two_models_fit_one_program_and_each_starts_anew(x, tmp_path):
         assert error(found, wanted) < 1e-5
 
 
+@pytest.mark.slow
 def test_the_text_is_the_same_each_time_and_says_what_it_needs(x, tmp_path):
     est = plain_regressor(4, epochs=1, random_state=0)
     est.fit(samples(x, feature_names=["a", "b */ /*", "\u00e4"]), samples(x[:1]))
@@ -319,6 +331,7 @@ def test_the_text_is_the_same_each_time_and_says_what_it_needs(x, tmp_path):
         assert subprocess.run(command, capture_output=True, check=True, text=True).stdout == size
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["c", "arm"])
 @pytest.mark.parametrize(("cell", "n_missing"), [("lstm", 0), ("gru", 297), ("lru", 0)])
 def test_weights_of_8_bits_say_their_error(cell, n_missing, target, x, rng, tmp_path):

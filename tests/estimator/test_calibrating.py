@@ -28,6 +28,7 @@ def quantile(errors, level):
     return known[math.ceil(level * (known.size + 1) - 1e-9) - 1]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("interval", [None, 0.8])
 def test_predictions_do_not_change(interval):
     x, y = data(3)
@@ -45,6 +46,7 @@ def test_a_generator_of_the_user_goes_on_as_without():
     assert generators[0].random() == generators[1].random()
 
 
+@pytest.mark.slow
 def test_width_is_the_quantile_of_the_errors_on_the_last_fifth_of_few_series():
     x, y = data(3)
     part = linear().fit(x[:, :, :80], y[:, :, :80])
@@ -58,6 +60,7 @@ def test_width_is_the_quantile_of_the_errors_on_the_last_fifth_of_few_series():
     np.testing.assert_allclose(high - predicted, predicted - low)
 
 
+@pytest.mark.slow
 def test_whole_series_of_many_are_held_out():
     x, y = data(20)
     est = linear(interval=0.8, random_state=0).fit(x, y)
@@ -72,6 +75,7 @@ def test_whole_series_of_many_are_held_out():
     assert sum(inside) == 4
 
 
+@pytest.mark.slow
 def test_coverage_of_new_series():
     x, y = data(20)
     est = linear(interval=0.9, random_state=0).fit(x, y)
@@ -80,6 +84,7 @@ def test_coverage_of_new_series():
     np.testing.assert_allclose(((low <= y) & (y <= high)).mean((1, 2)), 0.9, atol=0.03)
 
 
+@pytest.mark.slow
 def test_series_of_unequal_length_and_missing_targets():
     x, y = data(3)
     y[:, 1, 90:95] = np.nan
@@ -98,6 +103,7 @@ def test_series_of_unequal_length_and_missing_targets():
     np.testing.assert_allclose(high[2] - predicted[2], est.interval_width_[:, None] + np.zeros(60))
 
 
+@pytest.mark.slow
 def test_steps_without_weight_do_not_count():
     x, y = data(3)
     weight = np.ones((3, T))
@@ -110,6 +116,7 @@ def test_steps_without_weight_do_not_count():
     np.testing.assert_allclose(est.interval_width_, cut.interval_width_)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("view", [samples, timesteps])
 def test_views_come_back_in_their_form(view):
     x, y = data(3)
@@ -142,6 +149,7 @@ def test_held_out_data_of_the_user_calibrate_the_model_itself():
     assert stopped.fitted_parts_.calibration.errors.shape[1:] == (1, T)
 
 
+@pytest.mark.slow
 def test_one_target_per_series_holds_out_series():
     x, _ = data(20)
     y = x.mean((0, 2)) + 0.1 * np.random.default_rng(0).normal(size=20)
@@ -152,6 +160,7 @@ def test_one_target_per_series_holds_out_series():
     np.testing.assert_allclose(high - low, 2 * est.interval_width_[0])
 
 
+@pytest.mark.slow
 def test_sets_hold_the_label_as_often_as_promised_and_the_likeliest_always():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(1, 60, 40))
@@ -172,6 +181,7 @@ def test_sets_hold_the_label_as_often_as_promised_and_the_likeliest_always():
     assert 1 < sets.sum(0).mean() < 3
 
 
+@pytest.mark.slow
 def test_sets_of_lists_are_those_of_arrays():
     x, _ = data(12)
     labels = (x[:1] > 0).astype(int)
@@ -181,6 +191,7 @@ def test_sets_of_lists_are_those_of_arrays():
     assert all(np.array_equal(s, whole[:, n, : 50 + n]) for n, s in enumerate(lists))
 
 
+@pytest.mark.slow
 def test_sets_of_series_are_rows():
     x, _ = data(30)
     labels = np.where(x.mean((0, 2)) > 0, 1, 0)
@@ -189,6 +200,7 @@ def test_sets_of_series_are_rows():
     assert est.predict_set(x).any(1).all()
 
 
+@pytest.mark.slow
 def test_a_file_keeps_the_calibration(tmp_path):
     x, y = data(3)
     est = linear(interval=0.8).fit(x, y)
@@ -200,6 +212,7 @@ def test_a_file_keeps_the_calibration(tmp_path):
     assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
 
 
+@pytest.mark.slow
 def test_errors():
     x, y = data(3)
     est = linear().fit(x, y)

@@ -144,6 +144,7 @@ def test_what_a_hook_finds_in_the_loop():
     assert [record["note"] for record in est.history_] == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_callbacks_do_not_change_the_result():
     assert torch.equal(net2vec(make([Diary(), print_nothing]).fit(X, Y)), net2vec(make().fit(X, Y)))
 
@@ -167,6 +168,7 @@ def raise_stop(loop):
     raise StopTraining
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("end", [stop, raise_stop])
 def test_stopping_in_the_middle_of_an_epoch(end):
     diary = Diary()
@@ -249,7 +251,7 @@ def test_hooks_have_names(hook, name):
     assert info.value.__notes__ == [f"raised by the on_step hook {name!r}"]
 
 
-@pytest.mark.pairwise
+@pytest.mark.few
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError, SystemExit])
 @pytest.mark.parametrize("step", [1, 5, 13, 16])
 @pytest.mark.parametrize("accumulate", [1, 3])
@@ -287,6 +289,7 @@ def test_an_interrupted_estimator_can_be_used(error, step, accumulate):
     assert est.history_[0]["epoch"] == 1
 
 
+@pytest.mark.slow
 def test_interrupted_while_going_on():
     est = make().fit(X, Y)
     before, history = net2vec(est), copy.deepcopy(est.history_)
@@ -305,6 +308,7 @@ def test_interrupted_while_going_on():
     assert est.set_params(callbacks=None).fit(X, Y).n_iter_ == 6
 
 
+@pytest.mark.slow
 def test_interrupted_within_a_loss():
     calls = []
 
@@ -368,6 +372,7 @@ class Rates:
     on_epoch = on_start
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("every", ["epoch", "step"])
 def test_a_schedule_equals_that_of_a_plain_loop(name, every):
@@ -385,6 +390,7 @@ def test_a_schedule_equals_that_of_a_plain_loop(name, every):
     assert torch.equal(net2vec(halves), net2vec(est))
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("accumulate", [3, 8, 100])
 def test_a_step_of_the_schedule_is_a_step_of_the_optimizer(accumulate):
     watch, steps = Rates(), []
@@ -423,6 +429,7 @@ def test_burn_in_windows_are_no_steps_of_the_schedule():
     assert steps == plain_rates(schedule, 2 * 4, 1)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("validation", [False, True])
 def test_plateau_watches_the_validation_loss(validation):
     plateau = partial(lr_scheduler.ReduceLROnPlateau, factor=0.5, patience=0, threshold=0.05)
@@ -483,6 +490,7 @@ def wild_fit():
     return make(None, WILD, epochs=30, clip=1.0).fit(X, Y, validation_data=(XV, YV))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("patience", [1, 2, 4])
 @pytest.mark.parametrize("validation", [False, True])
 def test_patience_stops_and_restores_the_best_weights(patience, validation):
@@ -498,6 +506,7 @@ def test_patience_stops_and_restores_the_best_weights(patience, validation):
     assert not same(keeper.kept[-1], est.model_.state_dict())
 
 
+@pytest.mark.slow
 def test_best_weights_are_restored_if_epochs_run_out():
     keeper = Keeper()
     est = make(keeper, WILD, epochs=6, clip=1.0, patience=100).fit(X, Y, validation_data=(XV, YV))
@@ -505,12 +514,14 @@ def test_best_weights_are_restored_if_epochs_run_out():
     assert same(keeper.kept[int(np.argmin(est.validation_loss_curve_))], est.model_.state_dict())
 
 
+@pytest.mark.slow
 def test_without_patience_the_last_weights_stay():
     keeper = Keeper()
     est = make(keeper, WILD, epochs=6, clip=1.0).fit(X, Y, validation_data=(XV, YV))
     assert same(keeper.kept[-1], est.model_.state_dict())
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("error", [None, KeyboardInterrupt, ZeroDivisionError])
 def test_best_weights_are_restored_if_a_hook_stops_it_but_not_after_an_error(error):
     keeper, last = Keeper(), []
@@ -545,6 +556,7 @@ def test_a_validation_loss_that_is_no_number_is_never_the_best():
     assert same(keeper.kept[-1], est.model_.state_dict())
 
 
+@pytest.mark.slow
 def test_validation_and_patience_do_not_disturb_training():
     plain = make(shuffle=True).fit(X, Y)
     watched = make(shuffle=True, patience=10).fit(X, Y, validation_data=(XV, YV))
@@ -552,6 +564,7 @@ def test_validation_and_patience_do_not_disturb_training():
     assert len(watched.validation_loss_curve_) == 3
 
 
+@pytest.mark.slow
 def test_the_validation_loss_is_the_loss_of_the_epochs_weights():
     keeper = Keeper()
     est = make(keeper).fit(X, Y, validation_data=(XV, YV))
@@ -563,6 +576,7 @@ def test_the_validation_loss_is_the_loss_of_the_epochs_weights():
 # -- the record of training -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_history():
     est = make(opt=sgd, scheduler=SCHEDULES["StepLR"]).fit(X, Y, validation_data=(XV, YV))
     assert [r["epoch"] for r in est.history_] == [1, 2, 3]
@@ -589,6 +603,7 @@ def test_the_curve_weighs_windows_by_their_live_steps_and_loss_does_not():
     assert est.loss_ != pytest.approx(est.loss_curve_[0], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_fit_starts_anew_warm_start_goes_on():
     cold = make().fit(X, Y)
     curve = cold.loss_curve_
@@ -601,6 +616,7 @@ def test_fit_starts_anew_warm_start_goes_on():
     assert torch.equal(net2vec(warm), net2vec(make(epochs=6).fit(X, Y)))
 
 
+@pytest.mark.slow
 def test_partial_fit_adds_one_epoch():
     est = make(epochs=7)
     for n in (1, 2, 3):
@@ -623,6 +639,7 @@ def test_validation_in_some_fits_only():
     assert len(est.loss_curve_) == 5
 
 
+@pytest.mark.slow
 def test_a_record_that_was_handed_out_does_not_change():
     est = make(warm_start=True).fit(X, Y)
     history, curve = est.history_, est.loss_curve_
@@ -638,6 +655,7 @@ def test_epochs_of_one_call():
     assert est.fit(X, Y, epochs=np.int64(2)).n_iter_ == 3
 
 
+@pytest.mark.slow
 def test_grad_is_the_mean_of_the_last_epoch_before_clipping():
     grads = []
 
@@ -712,11 +730,13 @@ def test_the_bar_is_closed_after_an_error(capsys, monkeypatch):
     assert capsys.readouterr().err.endswith("\n")
 
 
+@pytest.mark.slow
 def test_the_bar_does_not_change_the_result(capsys, monkeypatch):
     on_a_terminal(monkeypatch)
     assert torch.equal(net2vec(make(verbose=True).fit(X, Y)), net2vec(make().fit(X, Y)))
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("verbose", [True, "auto", 1])
 def test_off_a_terminal_each_epoch_is_a_line_in_the_log(verbose, capsys, caplog):
     with caplog.at_level(logging.INFO, "fluxutils_py"):
@@ -755,6 +775,7 @@ def test_what_callbacks_add_to_the_record_is_in_the_line(caplog):
     assert ", pieces 4, r2 0.5, " in caplog.messages[0]
 
 
+@pytest.mark.slow
 def test_nothing_is_logged_on_a_terminal_or_without_verbose(caplog, capsys, monkeypatch):
     on_a_terminal(monkeypatch)
     with caplog.at_level(logging.INFO, "fluxutils_py"):

@@ -32,6 +32,7 @@ def test_names_of_cells():
         plain_regressor(cell="flsm").fit(X, Y)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("cell", OWN)
 def test_fit_is_a_hand_written_loop_over_the_steps_of_the_cell(cell):
     """Windows through the layer, against the cell's formula step by step under autograd."""
@@ -60,6 +61,7 @@ def test_fit_is_a_hand_written_loop_over_the_steps_of_the_cell(cell):
     torch.testing.assert_close(net2vec(est), net2vec(reset(model)), rtol=0, atol=1e-12)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("cell", [*OWN, *WITHOUT_RECURRENCE])
 def test_ready_made_estimators_learn_save_and_predict_in_parts(cell, tmp_path):
     est = plain_regressor(
@@ -90,6 +92,7 @@ def test_settings_of_a_layer_by_name_and_any_stack_as_cell():
     assert len(est.model_[0]) == 2
 
 
+@pytest.mark.slow
 def test_a_cell_of_one_step_in_a_model_of_ones_own():
     model = nn.Sequential(Recur(SMGUCell(3, 4)), nn.Linear(4, 1)).double()
     layer = nn.Sequential(CELLS["smgu"](3, 4), nn.Linear(4, 1)).double()

@@ -99,6 +99,7 @@ def few_epochs(monkeypatch):
 
 
 # scikit-learn fits labels of one class, which we warn of
+@pytest.mark.few
 @pytest.mark.filterwarnings("ignore:all labels of y are")
 @parametrize_with_checks([est for est, _ in LEAST], expected_failed_checks=lambda est: {})
 def test_check_of_scikit_learn(estimator, check, few_epochs):
@@ -119,6 +120,7 @@ def test_as_many_checks_as_there_should_be(est, least):
     assert all(isinstance(check, partial) for _, check in found)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("est", SMALL, ids=name)
 def test_the_check_of_array_dispatch_does_fit_under_dispatch(est):
     """It skips itself without SCIPY_ARRAY_API=1, which scipy reads once, when it is imported."""
@@ -141,6 +143,7 @@ def test_the_check_of_array_dispatch_does_fit_under_dispatch(est):
 # -- beyond check_estimator: what scikit-learn checks of its own estimators -------------------------------
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("est", [*SMALL, *(clone(e).set_params(spec={"epochs": 2, "batchsize": 64, "seqsize": None})
                                            for e in KINDS[:3])], ids=name)  # fmt: skip
 @pytest.mark.parametrize(

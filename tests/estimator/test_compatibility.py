@@ -338,6 +338,7 @@ def assert_same(found, expected):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TOOLS)
 def test_a_view_gives_what_its_matrix_gives_and_stays_unread(name, x, y, watch):
     tool = TOOLS[name]
@@ -349,12 +350,14 @@ def test_a_view_gives_what_its_matrix_gives_and_stays_unread(name, x, y, watch):
     assert_same(found, tool.run(*matrices, None))
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", PARALLEL)
 def test_two_processes_give_what_one_gives(name, x, y):
     views, _ = case(TOOLS[name], x, y)
     assert_same(TOOLS[name].run(*views, 2), on_views(name, x, y))
 
 
+@pytest.mark.slow
 def test_threads_give_what_one_gives(x, y):
     """As within a tool that runs in processes: there, joblib has inner tools use threads."""
     est = plain_regressor(num_layers=2, dropout=0.5, **SMALL)
@@ -364,6 +367,7 @@ def test_threads_give_what_one_gives(x, y):
             assert_same(search(GridSearchCV)(est, samples(x), samples(y), 2), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["GridSearchCV", "GridSearchCV, a stock scorer", "cross_val_predict", "GridSearchCV, labels"],
@@ -405,6 +409,7 @@ FACES = {
 }
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("face", FACES)
 @pytest.mark.parametrize("dispatch", [False, True])
 def test_grid_search_scores_are_those_of_folds_cut_by_hand(face, dispatch, x, y, watch):
@@ -420,6 +425,7 @@ def test_grid_search_scores_are_those_of_folds_cut_by_hand(face, dispatch, x, y,
             assert found[f"split{fold}_test_score"][i] == near(score)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("cv", [KFold(3), FOLDS], ids=["in order", "shuffled"])
 def test_predictions_for_samples_are_those_of_folds_cut_by_hand(cv, x, y, watch):
     est = plain_regressor(**SMALL)
@@ -429,6 +435,7 @@ def test_predictions_for_samples_are_those_of_folds_cut_by_hand(cv, x, y, watch)
         np.testing.assert_array_equal(found[test], flat(fold_by_hand(est, x, y, train, test, 1)[0]))
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("context", [0, 2, 100])
 def test_predictions_for_time_steps_are_those_of_folds_cut_by_hand(context, x, y, watch):
     est = plain_regressor(**SMALL)
@@ -448,6 +455,7 @@ def test_predictions_for_time_steps_are_those_of_folds_cut_by_hand(context, x, y
         np.testing.assert_array_equal(found[test], expected.reshape(-1, len(test)).T)
 
 
+@pytest.mark.slow
 def test_native_arrays_and_views_are_predicted_alike(x, y):
     est = plain_regressor(**SMALL).fit(x, y)
     native = est.predict(x)
@@ -458,6 +466,7 @@ def test_native_arrays_and_views_are_predicted_alike(x, y):
         np.testing.assert_array_equal(again.predict(x), native)
 
 
+@pytest.mark.slow
 def test_learning_curve_in_time_trains_on_the_first_steps(x, y, watch):
     est = plain_regressor(**SMALL)
     cv = TimeSeriesSplit(2, max_train_size=5)
@@ -473,6 +482,7 @@ def test_learning_curve_in_time_trains_on_the_first_steps(x, y, watch):
             )
 
 
+@pytest.mark.slow
 def test_halving_over_epochs_splits_time(x, y, watch):
     est = plain_regressor(**SMALL)
     cv = TimeSeriesSplit(2)
@@ -487,6 +497,7 @@ def test_halving_over_epochs_splits_time(x, y, watch):
     assert found.best_score_ == near(np.mean(scores))
 
 
+@pytest.mark.slow
 def test_metas_of_one_series_in_time(x, y, watch):
     x, y = x[:, :1], y[:1, :1]
     view, steps = timesteps(x), y.ravel()  # (T,)
@@ -512,6 +523,7 @@ def test_metas_of_one_series_in_time(x, y, watch):
     assert watch.read == {"x": 0, "y": 0}
 
 
+@pytest.mark.slow
 def test_stacking_fits_its_last_estimator_on_predictions_of_folds_cut_by_hand(x, y, watch):
     est, target = plain_regressor(**SMALL), y[0, :, -1]
     found = StackingRegressor([("est", est)], LinearRegression(), cv=KFold(3)).fit(
@@ -550,6 +562,7 @@ def test_train_test_split_divides_views_without_reading(dispatch, x, y, watch):
 # -- weights, lengths, files --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_weights_and_lengths_are_routed_to_the_rows_that_they_belong_to(x, y, rng, watch):
     weights = {"series": rng.random(N), "steps": rng.random((N, T))}
     lengths = rng.integers(2, T + 1, N)
@@ -572,6 +585,7 @@ def test_weights_and_lengths_are_routed_to_the_rows_that_they_belong_to(x, y, rn
         assert searched.best_score_ == near(np.mean(expected))
 
 
+@pytest.mark.slow
 def test_weights_given_as_params_go_to_fit(x, y, rng):
     est, w = plain_regressor(**SMALL), rng.random(N)
     found = cross_val_score(est, samples(x), samples(y), cv=FOLDS, params={"sample_weight": w})
@@ -580,6 +594,7 @@ def test_weights_given_as_params_go_to_fit(x, y, rng):
     assert found.tolist() == expected
 
 
+@pytest.mark.slow
 def test_fitted_searches_and_views_of_files_can_be_stored(x, y, tmp_path, watch):
     h5save(tmp_path / "data.h5", {"x": x, "y": y})
     view = samples(h5mmap(tmp_path / "data.h5", "x"))
@@ -593,6 +608,7 @@ def test_fitted_searches_and_views_of_files_can_be_stored(x, y, tmp_path, watch)
     np.testing.assert_array_equal(part, flat(x)[::-2])
 
 
+@pytest.mark.slow
 def test_views_of_an_array_that_joblib_mapped_reach_other_processes_right(x, y, tmp_path, watch):
     joblib.dump(np.ascontiguousarray(x.transpose(2, 1, 0)), tmp_path / "x.joblib")  # time-major
     mapped = joblib.load(tmp_path / "x.joblib", mmap_mode="r").transpose(2, 1, 0)
@@ -622,6 +638,7 @@ def scaled_fold_by_hand(est, x, y, train, test, axis):
     return fold_by_hand(est, (x - mean) / scale, y, train, test, axis)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("face", ["samples", "timesteps"])
 @pytest.mark.parametrize("cached", [False, True])
 def test_a_pipeline_scales_each_fold_by_its_own_training_part(face, cached, x, y, tmp_path, watch):
@@ -645,6 +662,7 @@ def test_a_pipeline_scales_each_fold_by_its_own_training_part(face, cached, x, y
     assert_same(split_scores(again.cv_results_), split_scores(found))
 
 
+@pytest.mark.slow
 def test_a_pooled_scorer_reads_the_targets_of_test_folds_only(x, y, watch):
     est, scoring = plain_regressor(**SMALL), pooled_scorer("neg_mean_absolute_error")
     found = cross_val_score(est, timesteps(x), timesteps(y), cv=TimeSeriesSplit(3), scoring=scoring)

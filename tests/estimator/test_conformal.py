@@ -102,6 +102,7 @@ def test_the_same_series_are_run_through_each_for_itself():
     assert 6 < watched.below[0, 1] / watched.below[0, 0] < 16
 
 
+@pytest.mark.slow
 def test_coverage_holds_where_the_spread_and_the_mean_drift():
     rng = np.random.default_rng(3)
     n_steps = 4000

@@ -264,6 +264,7 @@ class TestUnscaled:
         assert f"feature 0 of y {how}" in said
         assert remedy in said
 
+    @pytest.mark.few
     @pytest.mark.parametrize("scale", [1e4, 1e-4])
     @pytest.mark.parametrize(
         "form", ["array", "list", "samples", "timesteps", "series", "several", "matrix"]
@@ -327,6 +328,7 @@ class TestUnscaled:
             assert scale.size[f] == pytest.approx(np.sqrt((there**2).mean()))
             assert scale.reach[f] == pytest.approx(abs(there - there.mean()).max())
 
+    @pytest.mark.slow
     def test_validation_data_that_a_pipeline_does_not_scale_are_named(self):
         for scale, offset, warned in (
             (3000, 0, True),
@@ -373,6 +375,7 @@ class TestUnscaled:
             == []
         )
 
+    @pytest.mark.few
     @pytest.mark.parametrize("form", ["array", "list", "samples", "reversed"])
     def test_a_target_that_is_flat_at_first_is_fine_and_a_small_one_is_named(self, form):
         """Remaining life, capped: 1 in the first 40 % of each series, then down to 0."""
@@ -439,6 +442,7 @@ def test_rows_that_follow_each_other_in_time_are_warned_of_without_an_index_of_d
         plain_regressor(**SMALL).fit(form(x), x[:, 0])
 
 
+@pytest.mark.slow
 def test_the_advice_for_rows_in_time_learns_what_single_steps_cannot():
     x = _hourly(400)
     y = np.concatenate([[0], x[:-1, 0]])  # the value before
@@ -457,6 +461,7 @@ def test_toy_tables_are_not_taken_for_time(name):
     assert not data_warnings.follow_each_other(getattr(datasets, f"load_{name}")().data)
 
 
+@pytest.mark.slow
 def test_independent_sorted_and_grouped_rows_are_not_taken_for_time():
     rng, found = np.random.default_rng(0), 0
     for seed in range(50):
@@ -534,6 +539,7 @@ KEEP = {
 }
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", KEEP)
 def test_meta_estimators_that_keep_a_view_train_on_its_steps(name):
     tool, parts = KEEP[name]
@@ -551,6 +557,7 @@ def test_meta_estimators_that_keep_a_view_train_on_its_steps(name):
     assert len(fitted.predict(samples(x))) == 31
 
 
+@pytest.mark.slow
 def test_no_view_is_taken_for_flattened_where_steps_are_known_or_values_are_others():
     x = np.random.default_rng(0).normal(size=(3, 31, 7)).astype("float32")
     y = x.sum((0, 2))
@@ -639,6 +646,7 @@ def said_of(x, y):
     return [str(w.message) for w in found if w.category is SingleStepWarning]
 
 
+@pytest.mark.slow
 def test_a_series_in_the_layout_of_torch_is_warned_of_with_its_transpose():
     for n_features, form in ((1, np.asarray), (3, np.asarray), (3, samples)):
         series = walks(n_features, 100)
@@ -649,6 +657,7 @@ def test_a_series_in_the_layout_of_torch_is_warned_of_with_its_transpose():
         assert said_of(series[None].transpose(2, 0, 1), series[:, 0][None, None]) == []
 
 
+@pytest.mark.slow
 def test_series_that_are_series_are_not_taken_for_steps():
     rng = np.random.default_rng(0)
     long = rng.normal(size=2000).cumsum()
@@ -676,6 +685,7 @@ def test_letters_of_a_text_are_taken_for_steps():
     assert len(said_of(x[None], x[:, 0])) == 1
 
 
+@pytest.mark.slow
 def test_independent_and_sorted_categories_are_not_taken_for_steps():
     found = 0
     for seed in range(25):

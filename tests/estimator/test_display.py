@@ -76,6 +76,7 @@ def test_validation_is_dashed_in_the_same_colour():
     assert legend(display) == ["LSTM, training", "LSTM, validation"]
 
 
+@pytest.mark.slow
 def test_epochs_without_validation_are_gaps():
     est = make(epochs=2, warm_start=True).fit(X, Y).fit(X, Y, validation_data=(XV, YV))
     display = LossCurveDisplay.from_estimator(est)
@@ -91,6 +92,7 @@ def test_a_single_epoch_can_be_seen():
     assert all(tick % 1 == 0 for tick in display.ax_.get_xticks())
 
 
+@pytest.mark.slow
 def test_two_estimators_share_axes():
     _, ax = plt.subplots()
     one, two = make().fit(X, Y), make(epochs=6).fit(X, Y, validation_data=(XV, YV))
@@ -147,6 +149,7 @@ def test_of_a_pipeline_the_last_step_counts():
     assert legend(display) == ["Estimator, training"]
 
 
+@pytest.mark.slow
 def test_of_a_search_the_best_counts():
     pipe = make_pipeline(FunctionTransformer(), make())
     search = GridSearchCV(pipe, {"estimator__warm_start": [False]}, cv=EVERYTHING)
@@ -203,6 +206,7 @@ def cv_results():
     return found
 
 
+@pytest.mark.slow
 def test_each_fold_has_a_line(cv_results):
     display = LossCurveDisplay.from_cv_results(cv_results)
     first, second = cv_results["estimator"]

@@ -62,6 +62,7 @@ class Mine(SequenceRegressor):
     pass
 
 
+@pytest.mark.slow
 def test_a_class_of_ones_own_is_named(tmp_path):
     Mine(4, epochs=1).fit(X, X[:1]).save(tmp_path / "model.pt")
     with pytest.raises(LoadError) as caught:
@@ -80,6 +81,7 @@ def test_what_is_no_estimator_is_refused(tmp_path):
         fluxutils_py.load("")
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("device", ["warp9", "cuda:77"])
 def test_a_device_that_there_is_not_is_named(device, tmp_path):
     small(SequenceRegressor).fit(X, X[:1]).save(tmp_path / "model.pt")

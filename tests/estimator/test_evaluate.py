@@ -54,6 +54,7 @@ def by_hand(model, batchsize, seqsize):
     return np.average(losses, weights=steps), torch.stack(gradients).mean(0)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(("batchsize", "seqsize"), [(8, 10), (64, 43)])
 def test_loss_and_gradient_are_those_of_a_loop_by_hand(batchsize, seqsize):
     est = fitted(seqsize, batchsize, dropout=0.5)  # which evaluation does without
@@ -76,6 +77,7 @@ def test_loss_and_gradient_are_those_of_a_loop_by_hand(batchsize, seqsize):
     assert (gradient - net2grad(model)).abs().max() < 1e-12
 
 
+@pytest.mark.slow
 def test_every_form_of_data_that_fit_takes():
     est = plain_regressor(4, epochs=2, random_state=0).fit(X, Y[:1])
     w = np.ones((N, T))

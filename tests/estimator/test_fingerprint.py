@@ -266,6 +266,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("case", SETTINGS)
 def test_other_settings_are_refused_and_named(tmp_path, case):
     before, now, told = SETTINGS[case]
@@ -276,6 +277,7 @@ def test_other_settings_are_refused_and_named(tmp_path, case):
     make(tmp_path, **before).fit(X, **y)  # its own goes on
 
 
+@pytest.mark.slow
 def test_many_differences_are_counted(tmp_path):
     make(tmp_path).fit(X, Y)
     assert message(tmp_path, {"opt": SGD, "clip": 1.0, "batchsize": 3, "random_state": 3}, {}) == (
@@ -374,6 +376,7 @@ class Two(nn.Module):
         return self.net(torch.cat([a, b], -1))
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("case", DATA)
 def test_data_that_differ_anywhere_are_refused(tmp_path, case):
     before, now, told = DATA[case]
@@ -384,6 +387,7 @@ def test_data_that_differ_anywhere_are_refused(tmp_path, case):
     make(tmp_path, **settings).fit(**before)
 
 
+@pytest.mark.slow
 def test_labels_that_differ_are_refused(tmp_path):
     def make():
         return plain_classifier(4, epochs=1, random_state=0, callbacks=Checkpointer(tmp_path))
@@ -395,6 +399,7 @@ def test_labels_that_differ_are_refused(tmp_path):
         make().fit(X, np.where(LABELS == "up", "z", "a"))
 
 
+@pytest.mark.slow
 def test_of_large_files_the_sample_decides(tmp_path, monkeypatch):
     monkeypatch.setattr(digest_module, "WHOLE", 100)
     x = RNG.normal(size=(2, N, 1000))
@@ -415,6 +420,7 @@ def test_of_large_files_the_sample_decides(tmp_path, monkeypatch):
 # -- what may change -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_equal_data_in_other_forms_go_on(tmp_path):
     make(tmp_path).fit(X, Y, sample_weight=W)
     for x in (
@@ -427,6 +433,7 @@ def test_equal_data_in_other_forms_go_on(tmp_path):
         assert make(tmp_path).fit(x, Y, sample_weight=W.astype(">f4").astype(int)).n_iter_ == 1
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("late", [False, True])
 def test_padding_may_be_anything(tmp_path, late):
     padding = np.arange(T) >= LENGTHS[:, None]
@@ -453,6 +460,7 @@ ALLOWED = {
 }
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("case", ALLOWED)
 def test_what_does_not_matter_may_change(tmp_path, case):
     before, now = ALLOWED[case]
@@ -461,6 +469,7 @@ def test_what_does_not_matter_may_change(tmp_path, case):
     assert est.n_iter_ == 2
 
 
+@pytest.mark.slow
 def test_a_model_that_was_used_before_is_the_same(tmp_path):
     make(tmp_path).fit(X, Y)
     model = net()
@@ -468,6 +477,7 @@ def test_a_model_that_was_used_before_is_the_same(tmp_path):
     make(tmp_path, model=model).fit(X, Y)
 
 
+@pytest.mark.slow
 def test_functions_that_refer_to_each_other_are_described(tmp_path):
     def ping(yhat, y, n=0):
         return pong(yhat, y) if n else (yhat - y) ** 2
@@ -484,6 +494,7 @@ def test_without_a_checkpointer_no_data_are_digested(monkeypatch):
     make().fit(X, Y)
 
 
+@pytest.mark.slow
 def test_a_warm_fit_with_a_schedule_is_of_the_settings_it_began_with(tmp_path):
     halving = {"scheduler": partial(lr_scheduler.StepLR, step_size=1, gamma=0.5)}
     est = make(tmp_path, **halving).set_params(warm_start=True)

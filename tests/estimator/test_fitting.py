@@ -145,6 +145,7 @@ EARLIER = {
 }
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("case", EARLIER)
 @pytest.mark.filterwarnings("ignore:feature 0 of y has values of about")
 def test_an_error_after_updates_leaves_an_earlier_fit_as_it_was(case):
@@ -170,6 +171,7 @@ def test_the_users_generator_is_as_before_an_error_that_leaves_the_earlier_fit()
     assert generator.bit_generator.state == before
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("error", "raised"),
     [(KeyboardInterrupt, KeyboardInterrupt), (StopTraining, None)],
@@ -203,6 +205,7 @@ def test_without_an_earlier_fit_or_going_on_from_it_what_was_learnt_stays(start)
     assert est.predict(X).shape == Y.shape
 
 
+@pytest.mark.slow
 def test_an_error_after_a_resume_leaves_an_earlier_fit_too(tmp_path):
     saves = Checkpointer(tmp_path, trigger=EveryNSteps(1))
     with pytest.raises(Boom):

@@ -33,6 +33,7 @@ def fitted():
     return SequenceClassifier(cell="kernels", random_state=0).fit(x, y, lengths=lengths)
 
 
+@pytest.mark.slow
 def test_kernels_tell_frequencies_apart_on_new_series(fitted):
     x, y, lengths = waves(60, seed=1)
     assert fitted.score(x, y, lengths=lengths) > 0.95
@@ -44,6 +45,7 @@ def test_kernels_tell_frequencies_apart_on_new_series(fitted):
     assert 0 <= fitted.loss_ < 0.5
 
 
+@pytest.mark.slow
 def test_a_list_of_series_is_as_good_as_lengths(fitted):
     x, y, lengths = waves()
     series = [x[:, i, :n] for i, n in enumerate(lengths)]
@@ -83,6 +85,7 @@ def test_files_copies_and_pickles_predict_the_same(fitted, tmp_path):
     assert clone(fitted).cell == "kernels"
 
 
+@pytest.mark.slow
 def test_data_in_a_file_and_views_give_the_same_model(tmp_path):
     x, y, _ = waves()
     h5save(tmp_path / "x.h5", {"x": x})
@@ -92,6 +95,7 @@ def test_data_in_a_file_and_views_give_the_same_model(tmp_path):
         np.testing.assert_allclose(est.decision_function(form), expected, rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_batchsize_seqsize_and_threads_do_not_matter():
     x, y, lengths = waves()
     expected = None
@@ -102,6 +106,7 @@ def test_batchsize_seqsize_and_threads_do_not_matter():
         np.testing.assert_allclose(got, expected, rtol=0, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_weights_of_zero_leave_series_out():
     x, y, _ = waves()
     w = np.ones(N)
@@ -115,6 +120,7 @@ def test_weights_of_zero_leave_series_out():
     )
 
 
+@pytest.mark.slow
 def test_it_works_in_cross_validation():
     x, y, _ = waves()
     scores = cross_val_score(
@@ -123,6 +129,7 @@ def test_it_works_in_cross_validation():
     assert scores.min() > 0.7
 
 
+@pytest.mark.slow
 def test_numbers_of_series_are_regressed():
     x, _, _ = waves()
     y = x.std(2).sum(0)
@@ -131,6 +138,7 @@ def test_numbers_of_series_are_regressed():
     assert est.predict(x).shape == (N,)
 
 
+@pytest.mark.slow
 def test_validation_data_give_a_loss():
     x, y, _ = waves()
     more = waves(12, seed=6)[:2]
@@ -139,6 +147,7 @@ def test_validation_data_give_a_loss():
     assert est.evaluate(*more) == pytest.approx(est.validation_loss_curve_[0], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_warm_start_fits_again_and_partial_fit_is_refused(fitted):
     x, y, _ = waves()
     with pytest.raises(SpecError, match=r"partial_fit.*'kernels'.*closed form"):
@@ -154,6 +163,7 @@ def test_kernels_are_for_one_target_per_series():
         SequenceRegressor(cell="kernels").fit(x, x[:1])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("onnx_operators_once")
 def test_an_export_gives_what_the_stream_gives(fitted, tmp_path):
     onnx = pytest.importorskip("onnxruntime")
@@ -168,6 +178,7 @@ def test_an_export_gives_what_the_stream_gives(fitted, tmp_path):
 # -- the linear model of lags ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_linear_is_the_ridge_on_lags():
     x, _, _ = waves(dtype="float64")
     rng = np.random.default_rng(1)
@@ -189,6 +200,7 @@ def test_linear_is_the_ridge_on_lags():
     assert min(errors) < 1e-7
 
 
+@pytest.mark.slow
 def test_linear_classifies_steps():
     x, _, _ = waves()
     y = np.where(x[0] + np.roll(x[1], 2, 1) > 100, "high", "low")
@@ -197,6 +209,7 @@ def test_linear_classifies_steps():
     assert est.predict(x).shape == (1, N, T)
 
 
+@pytest.mark.slow
 def test_missing_targets_are_left_out():
     x, _, _ = waves()
     y = x[:1] * 2.0
@@ -211,6 +224,7 @@ def linear(x, y):
     return SequenceRegressor(cell="linear", random_state=0).fit(x, y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("turn", [1, 100])
 def test_sensors_that_are_read_in_turn_are_learnt_as_well_as_both(turn):
     rng = np.random.default_rng(0)
@@ -231,6 +245,7 @@ def test_a_target_that_is_never_there_is_refused():
         linear(x, y)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [0.0, 1e6])
 @pytest.mark.parametrize("cell", ["auto", "linear", "kernels"])
 def test_inputs_that_never_change_give_the_mean(cell, value):

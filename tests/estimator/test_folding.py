@@ -24,6 +24,7 @@ def delayed(n_series, n_steps, seed=0):
     return x, np.concatenate([np.zeros((1, n_series, 1)), x[:, :, :-1]], 2)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("estimator", [Estimator, EstimatorRegressor, SequenceRegressor])
 @pytest.mark.parametrize("shape", [(1, 200), (2, 100)])
 def test_every_estimator_as_it_stands_learns_to_remember(estimator, shape):
@@ -31,6 +32,7 @@ def test_every_estimator_as_it_stands_learns_to_remember(estimator, shape):
     assert estimator(random_state=0).fit(x, y).score(x, y) > 0.95
 
 
+@pytest.mark.slow
 def test_a_longer_series_too():
     x, y = delayed(1, 500)
     assert plain_regressor(random_state=0).fit(x, y).score(x, y) > 0.95
@@ -88,6 +90,7 @@ def test_steps_to_burn_in_do_not_count_as_memory():
     assert small(batchsize=256, seqsize=2, burn_in=40).fit(x, y).history_[0]["folds"] == 2
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("setting", "folds"), [("auto", 3), (True, 32), (False, 1), (np.True_, 32)]
 )
@@ -116,6 +119,7 @@ def test_anything_else_is_an_error(setting):
         plain_regressor(rebatch=setting).fit(*delayed(1, 20))
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("how", ["line", "bar"])
 def test_whoever_watches_is_told_how_many(how, capsys):
     x, y = delayed(1, 97)

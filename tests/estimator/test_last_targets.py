@@ -75,6 +75,7 @@ def test_a_tail_of_weight_0_and_series_of_weight_0_are_absent(cases):
     assert_same_model(got, expected)
 
 
+@pytest.mark.slow
 def test_groups_without_a_target_are_absent(cases):
     make, xs, ys, _, expected = cases["groups"]
     nothing = [np.full_like(y, np.nan) for y in ys[:4]]
@@ -82,6 +83,7 @@ def test_groups_without_a_target_are_absent(cases):
     assert_same_model(make(**LINEAR).fit(xs[:4] + xs, nothing + ys, groups=groups), expected)
 
 
+@pytest.mark.slow
 def test_the_choice_and_what_is_held_out_go_by_steps_with_a_target():
     xs, ys = series([30, 25, 28])
     small = {"max_updates": 3, "hidden_size": 2, "batchsize": 3, "random_state": 0}
@@ -94,6 +96,7 @@ def test_the_choice_and_what_is_held_out_go_by_steps_with_a_target():
     assert_same_model(got, expected)
 
 
+@pytest.mark.slow
 def test_series_without_target_leave_kernels_as_they_are():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(1, 14, 40))

@@ -51,6 +51,7 @@ def targets(x):
     return [a.sum(0, keepdims=True).cumsum(1) for a in x]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("n_jobs", [None, 2])
 def test_a_list_is_the_padded_array_with_lengths(x, n_jobs):
     y = targets(x)
@@ -68,6 +69,7 @@ def test_a_list_is_the_padded_array_with_lengths(x, n_jobs):
     )
 
 
+@pytest.mark.slow
 def test_nothing_is_copied_into_a_padded_block(rng):
     lengths = [40_000] + [50] * 200
     x = [rng.normal(size=(2, t)).astype("f4") for t in lengths]
@@ -109,6 +111,7 @@ def test_several_inputs_and_outputs(x):
     assert torch.equal(net2vec(made), expected)
 
 
+@pytest.mark.slow
 def test_labels_of_steps(x, rng):
     names = np.array(["up", "down", "sideways"])
     y = [names[rng.integers(0, 3, (1, a.shape[1]))] for a in x]
@@ -138,6 +141,7 @@ def test_what_is_behind_the_end_of_a_series_is_no_class(x):
     ).classes_.tolist() == [1, 2]
 
 
+@pytest.mark.slow
 def test_weights_of_series_and_steps(x, rng):
     y, each = targets(x), rng.random(len(x))
     steps = [rng.random(a.shape[1]) for a in x]
@@ -164,6 +168,7 @@ def test_one_series(x):
     assert np.array_equal(found.predict(x[:1])[0], same.predict(x[0][:, None])[:, 0])
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("kind", ["memory", "npy"])
 def test_a_pipeline_of_scaler_and_estimator(x, kind, tmp_path):
     given = x
@@ -185,12 +190,14 @@ def test_a_pipeline_of_scaler_and_estimator(x, kind, tmp_path):
     assert [a.shape for a in piped.predict(given)] == [(1, t) for t in LENGTHS]
 
 
+@pytest.mark.slow
 def test_scikit_learn_splits_lists_by_series(x):
     search = GridSearchCV(plain_regressor(2, epochs=1, random_state=0), {"lr": [0.1, 0.01]}, cv=3)
     found = search.fit(x, targets(x))
     assert len(found.predict(x)) == len(x)
 
 
+@pytest.mark.slow
 def test_a_fit_that_was_killed_goes_on_and_one_of_other_lengths_does_not(x, tmp_path):
     y = targets(x)
     saves = Checkpointer(tmp_path, trigger=EveryNSteps(1), keep=2)
@@ -207,6 +214,7 @@ def test_a_fit_that_was_killed_goes_on_and_one_of_other_lengths_does_not(x, tmp_
         est(callbacks=saves).fit([*x[:-1], x[-1][:, :13]], [*y[:-1], y[-1][:, :13]])
 
 
+@pytest.mark.slow
 def test_starts_tell_one_fit_from_another(x, tmp_path):
     saves = Checkpointer(tmp_path, trigger=EveryNSteps(1), keep=2)
     data = padded(x), padded(targets(x))

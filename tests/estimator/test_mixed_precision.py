@@ -56,6 +56,7 @@ def by_hand(x, y, precision, opt, epochs=2):
     return net
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("precision", LOW)
 def test_a_fit_is_the_loop_of_torch_with_autocast(precision):
     x, y = data()
@@ -72,6 +73,7 @@ def test_a_fit_is_the_loop_of_torch_with_autocast(precision):
     assert np.abs(est.predict(x) - out.float().numpy().transpose(2, 1, 0)).max() < 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", LOW)
 def test_threads_accumulation_and_reading_late_change_no_more_than_rounding(precision):
     x, y = data()
@@ -82,6 +84,7 @@ def test_threads_accumulation_and_reading_late_change_no_more_than_rounding(prec
         assert two.loss_ == pytest.approx(one.loss_, rel=0.01)
 
 
+@pytest.mark.slow
 def test_float16_with_threads_scales_the_loss():
     x, y = data()
     tiny = lambda net, xs, ys: 1e-6 * F.mse_loss(net(xs).float(), ys)  # noqa: E731  gradients below float16's least
@@ -91,6 +94,7 @@ def test_float16_with_threads_scales_the_loss():
         assert (est.grad_ - exact.grad_).norm() < 0.05 * exact.grad_.norm()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", LOW)
 @pytest.mark.parametrize("n_jobs", [1, 2])
 def test_resuming_ends_with_the_bits_of_an_uninterrupted_fit(tmp_path, precision, n_jobs):
@@ -115,6 +119,7 @@ def test_resuming_ends_with_the_bits_of_an_uninterrupted_fit(tmp_path, precision
     assert again.loss_curve_ == whole.loss_curve_
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", LOW)
 def test_validation_prediction_scores_streams_and_states(precision):
     x, y = data("float64")  # computed in float32 whatever the data
@@ -137,6 +142,7 @@ def test_validation_prediction_scores_streams_and_states(precision):
     assert gradient.dtype == torch.float32
 
 
+@pytest.mark.slow
 def test_ready_made_estimators_take_it_flat():
     x, y = data()
     reg = plain_regressor(4, epochs=2, seqsize=S, precision="bfloat16").fit(x, y)
@@ -151,6 +157,7 @@ def test_ready_made_estimators_take_it_flat():
         plain_regressor(4, precision="bf16").fit(x, y)
 
 
+@pytest.mark.slow
 def test_a_model_of_float64_is_not_continued_in_bfloat16():
     x, y = data("float64")
     est = estimator("float32").fit(x, y)

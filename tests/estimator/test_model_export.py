@@ -71,6 +71,7 @@ def traced_once(monkeypatch):
     monkeypatch.setattr(model_export, "_graph", graph)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("traced_once")
 def test_a_pipeline_streams_500_steps(rng, tmp_path):
     x = rng.normal(50, 3, size=(3, 2, 500)).astype("float32")
@@ -90,6 +91,7 @@ def test_a_pipeline_streams_500_steps(rng, tmp_path):
         assert found["outputs"][0]["shape"] == ["steps", "batch", 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "made", [SequenceImputer("ffill"), SequenceImputer(), WinsorScaler()], ids=repr
 )
@@ -100,6 +102,7 @@ def test_imputers_and_missing_values(made, x, with_gaps, tmp_path):
     assert check_export(tmp_path / "m.onnx", pipe, with_gaps) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["onnx", "torch"])
 def test_a_function_may_follow_an_imputer_that_looks_back(format, rng, tmp_path):
     x = rng.normal(size=(3, 3, 20)).astype("float32")
@@ -112,6 +115,7 @@ def test_a_function_may_follow_an_imputer_that_looks_back(format, rng, tmp_path)
     assert check_export(tmp_path / "m", pipe, x) < 1e-5
 
 
+@pytest.mark.slow
 def test_steps_without_input_are_nan(x, tmp_path):
     est = plain_regressor(4, epochs=1, random_state=0).fit(x, x[:1])
     x[:, 2, 5:9] = np.nan
@@ -119,6 +123,7 @@ def test_steps_without_input_are_nan(x, tmp_path):
     assert check_export(tmp_path / "m.pt2", est, x) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("format", "label", "classes"),
     [
@@ -140,6 +145,7 @@ def test_classifiers_give_labels_and_probabilities(format, label, classes, x, tm
     assert found["per_series"]
 
 
+@pytest.mark.slow
 def test_features_have_names(x, tmp_path):
     view = samples(x, feature_names=["a", "b", "c"])
     est = plain_regressor(4, epochs=1).fit(view, samples(x[:1]))
@@ -152,6 +158,7 @@ def test_features_have_names(x, tmp_path):
     assert read_metadata(tmp_path / "m.pt2")["feature_names"] is None
 
 
+@pytest.mark.slow
 def test_a_search_exports_its_best(x, tmp_path):
     search = GridSearchCV(plain_regressor(epochs=1), {"hidden_size": [3]}, cv=2).fit(
         samples(x), samples(x[:1])
@@ -170,6 +177,7 @@ class Two(nn.Module):
         return self.a(h), self.b(h)
 
 
+@pytest.mark.slow
 def test_targets_that_were_transformed_come_back(x, tmp_path):
     y = x[:1].cumsum(2)
     inner = make_pipeline(SequenceScaler(), plain_regressor(4, epochs=1, target="step"))
@@ -198,6 +206,7 @@ class Skip(nn.Module):
 
 # torch looks at the .grad of states as it traces, and hides its own warning about that, but not one
 # that is an error
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.filterwarnings("ignore:feature . of [xy]")  # of scales that are unlike
 def test_after_compiling_and_loading_the_file_is_the_same(x, tmp_path):
@@ -230,6 +239,7 @@ def test_a_loss_inside_the_model_is_named(x, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("traced_once")
 @pytest.mark.filterwarnings("ignore:feature . of [xy]")  # of scales that are unlike
 def test_several_outputs_need_names(x, tmp_path):
@@ -273,6 +283,7 @@ def test_wrong_use(x, tmp_path):
     assert not path.exists()
 
 
+@pytest.mark.slow
 def test_a_difference_is_found(x, tmp_path):
     est = plain_regressor(4, epochs=1, random_state=0).fit(x, x[:1])
     est.export(tmp_path / "m.pt2", "torch")
@@ -326,6 +337,7 @@ assert not any(m.startswith("fluxutils_py.") for m in sys.modules)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("traced_once")
 def test_files_of_a_pipeline_run_without_this_package(x, with_gaps, tmp_path):
     pipe = make_pipeline(SequenceImputer("ffill"), WinsorScaler(), plain_regressor(4, epochs=1))

@@ -348,6 +348,7 @@ def test_arguments_come_before_what_is_inside_them():
     assert wide.keywords == {"num_layers": 2}
 
 
+@pytest.mark.slow
 def test_what_get_params_gives_can_be_set_again():
     spec = {"epochs": 2, "batchsize": 4, "seqsize": 5}
     for est in (
@@ -418,6 +419,7 @@ def test_an_optimizer_instance_is_copied_and_stays_bound_to_the_model():
     assert before == (opt.defaults, [{**g, "params": None} for g in opt.param_groups])
 
 
+@pytest.mark.slow
 def test_fit_with_a_changed_optimizer_instance_equals_one_built_so():
     net, opt = grouped()
     spec = Spec(epochs=2, batchsize=4, seqsize=5)
@@ -548,6 +550,7 @@ def sent_by_value():
     cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
+@pytest.mark.few
 @pytest.mark.usefixtures("sent_by_value", "forked_workers")
 @pytest.mark.parametrize("kind", ["dict", "namedtuple", "frozen dataclass", "plain object", "Spec"])
 def test_grids_search_inside_arguments_in_several_processes(kind):
@@ -580,6 +583,7 @@ def test_grids_search_inside_arguments_in_several_processes(kind):
     assert (est.spec, est.opt) == (spec, AdamW)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("sent_by_value", "forked_workers")
 def test_grids_search_optimizer_instances_in_several_processes():
     net, opt = grouped()

@@ -35,6 +35,7 @@ def same(settings, kind, y, **others):
     return other
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("cell", CELLS)
 def test_regressors_take_them(cell, tmp_path):
     settings = {
@@ -128,6 +129,7 @@ def test_models_optimizers_schedules_and_specs_take_them(tmp_path):
         Estimator(opt=opt, spec={"epochs": 1}).fit(X, Y).save(tmp_path / "model.pt")
 
 
+@pytest.mark.slow
 def test_grids_may_be_arrays():
     grid = {
         "hidden_size": np.array([2, 3]),

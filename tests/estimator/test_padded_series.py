@@ -63,6 +63,7 @@ def fitted(request):
     return SequenceClassifier(cell=request.param, **settings).fit(lists(), LABELS)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("at_start", [False, True])
 @pytest.mark.parametrize("form", ["array", "view", "file", "list", "lengths"])
 def test_each_series_has_the_answer_that_it_has_alone(fitted, form, at_start, tmp_path):
@@ -98,6 +99,7 @@ BEFORE = {
 }
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("before", BEFORE)
 @pytest.mark.parametrize("per_series", [False, True])
 @pytest.mark.parametrize("at_start", [False, True])
@@ -123,6 +125,7 @@ def test_a_pipeline_learns_from_padded_series_as_from_a_list(before, per_series,
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_target_outside_of_the_inputs_is_not_learnt_from():
     x, y = padded(lists()), padded([a[:1] for a in lists()])
     est = SequenceRegressor(cell="linear", n_lags=1, verbose=False)
@@ -179,6 +182,7 @@ def test_a_stream_begins_with_the_first_input_and_cannot_know_the_last(before):
 # -- searches ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_search_over_lists_or_padded_series_is_a_loop_over_folds():
     est = SequenceClassifier(cell="linear", verbose=False)
     cv = StratifiedKFold(2)
@@ -201,6 +205,7 @@ def test_a_search_over_lists_or_padded_series_is_a_loop_over_folds():
         np.testing.assert_allclose(search.cv_results_["mean_test_score"], right)
 
 
+@pytest.mark.slow
 def test_targets_of_every_step_may_be_padded_in_a_search():
     x, groups, cv = lists(), np.arange(12) // 3, GroupKFold(2)
     y = [(a[:1] + np.roll(a[1:], 1) > 1).astype(int) for a in x]
@@ -222,6 +227,7 @@ def test_targets_of_every_step_may_be_padded_in_a_search():
         assert search.best_score_ == pytest.approx(np.mean(expected))
 
 
+@pytest.mark.slow
 def test_series_that_have_not_begun_begin_with_their_first_input_in_any_chunk():
     """The zero state tells them; a gap moves only the state of series that have begun."""
     rng = np.random.default_rng(0)

@@ -113,6 +113,7 @@ def dropout():
     return nn.Sequential(LSTM(2, 5, num_layers=2, dropout=0.5), nn.Dropout(0.3), nn.Linear(5, 1))
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     "model",
     [
@@ -159,7 +160,7 @@ def test_models(model, dtype, tmp_path):
     assert repr(loaded.model_) == repr(est.model_)
 
 
-@pytest.mark.pairwise
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "scheduler",
     [
@@ -199,6 +200,7 @@ def test_going_on_with_dropout_shuffling_and_a_schedule(scheduler, every, kind, 
     assert scheduler is lr_scheduler.ConstantLR or {r["lr"] for r in loaded.history_} != {0.05}
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("spec", "expected"),
     [
@@ -221,6 +223,7 @@ def test_specs(spec, expected, tmp_path):
     assert loaded.random_state == 3
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     "opt",
     [
@@ -240,6 +243,7 @@ def test_optimizers(opt, tmp_path):
     assert torch.equal(net2vec(loaded.fit(X, Y)), net2vec(est.fit(X, Y)))
 
 
+@pytest.mark.slow
 def test_an_optimizer_instance_with_two_groups(tmp_path):
     model = nn.Sequential(LSTM(2, 4), nn.Linear(4, 1))
     opt = SGD(
@@ -256,6 +260,7 @@ def test_an_optimizer_instance_with_two_groups(tmp_path):
     loaded.set_params(opt=SGD).fit(X, Y)
 
 
+@pytest.mark.slow
 def test_an_optimizer_instance_with_one_group(tmp_path):
     model = dropout()
     est = Estimator(
@@ -266,6 +271,7 @@ def test_an_optimizer_instance_with_one_group(tmp_path):
     assert loaded.optimizer_.defaults["amsgrad"]
 
 
+@pytest.mark.slow
 def test_frozen_parameters_stay_frozen(tmp_path):
     model = nn.Sequential(LSTM(2, 4), nn.Linear(4, 3), nn.Linear(3, 1))
     model[1].weight.requires_grad_(False)
@@ -275,6 +281,7 @@ def test_frozen_parameters_stay_frozen(tmp_path):
     assert torch.equal(loaded.fit(X, Y).model_[1].weight, fresh)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     "loss",
     [
@@ -292,6 +299,7 @@ def test_losses(loss, tmp_path):
     assert round_trip(est, tmp_path).score(X, Y) == Estimator.load(tmp_path / "est").score(X, Y)
 
 
+@pytest.mark.slow
 def test_embedding_and_cross_entropy_with_class_weights(tmp_path):
     x = np.random.default_rng(1).integers(0, 5, size=(1, N, T))
     model = nn.Sequential(
@@ -307,6 +315,7 @@ def test_embedding_and_cross_entropy_with_class_weights(tmp_path):
         assert loaded.n_outputs_ == 5
 
 
+@pytest.mark.slow
 def test_settings_and_streaming(tmp_path):
     est = Estimator(
         dropout(), None, None, SPEC, random_state=3, warm_start=True, verbose=False
@@ -321,6 +330,7 @@ def test_settings_and_streaming(tmp_path):
     assert np.array_equal(loaded.predict(X), whole)
 
 
+@pytest.mark.slow
 def test_several_inputs_and_outputs(tmp_path):
     est = Estimator(TwoInputs, None, None, SPEC, random_state=0).fit((X, Y), (Y, X))
     est.save(tmp_path / "est")
@@ -366,6 +376,7 @@ class OwnSGD(SGD):
     pass
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     "model", [Own, Own(), partial(Own, hidden=4)], ids=["class", "instance", "partial"]
 )
@@ -397,6 +408,7 @@ def scaled_loss(model, xs, ys, factor=1.0):
     return factor * own_loss(model, xs, ys)
 
 
+@pytest.mark.slow
 def test_settings_inside_code_are_stored_and_given_to_it(tmp_path):
     est = Estimator(Scaled, scaled_loss, None, SPEC, random_state=0)
     est.set_params(model__hidden=3, model__factor=2.5, loss=partial(scaled_loss, factor=3.0))
@@ -431,6 +443,7 @@ def test_settings_in_a_file_make_no_model_larger_than_its_parameters(tmp_path):
         Estimator.load(tmp_path / "est", model=Own)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("model", [
     lambda: nn.Sequential(Own(), nn.Linear(1, 1)),
     lambda: tied(),
@@ -456,6 +469,7 @@ def hooked():
     return model
 
 
+@pytest.mark.slow
 def test_own_loss_is_named_and_can_be_given(tmp_path):
     est = Estimator(None, own_loss, None, SPEC, random_state=0).fit(X, Y)
     est.save(tmp_path / "est")
@@ -473,6 +487,7 @@ def test_own_loss_is_named_and_can_be_given(tmp_path):
     round_trip(est, tmp_path, loss=own_loss)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("opt", [own_opt, OwnSGD])
 def test_own_optimizer_is_named_and_can_be_given(opt, tmp_path):
     est = Estimator(None, None, opt, SPEC, random_state=0).fit(X, Y)
@@ -485,6 +500,7 @@ def test_own_optimizer_is_named_and_can_be_given(opt, tmp_path):
     assert type(loaded.optimizer_) is type(est.optimizer_)
 
 
+@pytest.mark.slow
 def test_own_schedule_is_named_and_can_be_given(tmp_path):
     def spec():
         return Spec(
@@ -513,6 +529,7 @@ def test_arguments_in_place_of_the_stored_ones(tmp_path):
         Estimator.load(tmp_path / "est", modle=Own)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("device", ["cpu", torch.device("cpu"), pytest.param("cuda", marks=pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a GPU"))])  # fmt: skip
 def test_device(device, tmp_path):
@@ -639,6 +656,7 @@ def test_truncated_files(cut, saved, tmp_path):
         Estimator.load(tmp_path / "est")
 
 
+@pytest.mark.slow
 def test_flipped_bytes_never_give_anything_but_a_load_error(saved, tmp_path):
     whole = saved.read_bytes()
     rng = np.random.default_rng(0)
@@ -656,6 +674,7 @@ MAY_BE_NONE = (
 )
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("how", ["gone", "None", "number", "string", "list", "dict"])
 def test_any_part_of_the_wrong_kind_is_a_load_error(how, saved, tmp_path):
     whole = content(saved)
@@ -854,6 +873,7 @@ def test_a_failed_save_leaves_the_old_file(where, error, tmp_path, monkeypatch):
     assert np.array_equal(Estimator.load(tmp_path / "est").predict(X), expected)
 
 
+@pytest.mark.slow
 def test_save_replaces_and_keeps_to_the_umask(tmp_path):
     est = Estimator(None, None, None, SPEC).fit(X, Y)
     old = os.umask(0o027)
@@ -869,6 +889,7 @@ def test_save_replaces_and_keeps_to_the_umask(tmp_path):
         est.save(tmp_path / "nowhere" / "est")
 
 
+@pytest.mark.slow
 def test_saving_changes_nothing(tmp_path):
     est = Estimator(dropout(), None, None, SPEC, random_state=0).fit(X, Y)
     est.model_.train()
@@ -891,6 +912,7 @@ copies = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.few
 @copies
 @pytest.mark.parametrize("fitted", [False, True])
 def test_an_optimizer_instance_stays_bound_to_its_model(copied, fitted):
@@ -914,12 +936,14 @@ def test_an_optimizer_instance_stays_bound_to_its_model(copied, fitted):
     assert torch.equal(net2vec(model), before)
 
 
+@pytest.mark.few
 @copies
 def test_unfitted_copies_fit_alike(copied):
     est = Estimator(dropout(), nn.L1Loss(), partial(Adam, lr=0.01), SPEC, random_state=0)
     assert torch.equal(net2vec(copied(est).fit(X, Y)), net2vec(est.fit(X, Y)))
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     "copied", [copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))], ids=["deepcopy", "pickle"]
 )

@@ -193,6 +193,7 @@ def labelled():
     return x, np.digitize(x[0] + 0.3 * rng.normal(size=(20, T)), [-0.5, 0.5])[None]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("form", FORMS)
 def test_labels_of_all_steps_are_pooled(labelled, form):
     x, y = labelled
@@ -211,6 +212,7 @@ def test_labels_of_all_steps_are_pooled(labelled, form):
     )
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("form", FORMS)
 def test_labels_of_two_classes_are_pooled(labelled, form):
     x, y = labelled[0], labelled[1] > 0
@@ -246,6 +248,7 @@ def test_labels_per_series_may_be_strings(labelled):
     )
 
 
+@pytest.mark.slow
 def test_metrics_of_scikit_learn_are_themselves_on_vectors(rng):
     x = rng.normal(size=(40, 2))
     y = (x[:, 0] + rng.normal(size=40) > 0).astype(int)
@@ -267,6 +270,7 @@ def accepts(name, est, x, y):
 # -- in searches ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
 def test_short_folds_in_time_are_scored_as_by_the_estimator(rng):
     x = rng.normal(size=(F, 5, 60))
@@ -287,6 +291,7 @@ def test_short_folds_in_time_are_scored_as_by_the_estimator(rng):
     assert (one["test_r2"] == found["test_r2"]).all()
 
 
+@pytest.mark.slow
 def test_a_grid_search_goes_by_it(rng):
     x = rng.normal(size=(F, 12, T))
     x, y = samples(x), samples(x[:1])
@@ -348,6 +353,7 @@ def several():
     return est.fit(x, y), x, y
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("form", [*FORMS, "list"])
 def test_functions_get_the_values_of_all_steps(several, form):
     est, x, y = several

@@ -37,6 +37,7 @@ def search(**settings):
     return cross_val_score(est, samples(X), samples(Y), cv=2)
 
 
+@pytest.mark.slow
 def test_rank_0_says_once_that_a_search_is_repeated(rank_of_two):
     rank_of_two(0)
     grid = GridSearchCV(plain_regressor(comm=None, **SMALL), {"epochs": [1, 2]}, cv=2)
@@ -62,6 +63,7 @@ def test_a_fit_outside_of_searches_is_not_repeated(rank_of_two):
     plain_regressor(comm=None, **SMALL).fit(X, Y)
 
 
+@pytest.mark.slow
 def test_shared_tasks_are_not_repeated(rank_of_two):
     rank_of_two(0)
     with alone():  # inside a task

@@ -85,6 +85,7 @@ def test_what_is_kept_of_a_tail_is_that_of_an_exponential_variable():
     assert abs(kept.mean() - residual_model.KEPT) < 0.005
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("memory", "n_steps"), [(200, 2000), (2000, 6000)])
 def test_two_decades_are_about_one_step_in_a_hundred(memory, n_steps):
     """Whatever the memory: on normal residuals, on a heavy tail and on correlated ones."""
@@ -107,6 +108,7 @@ def test_two_decades_are_about_one_step_in_a_hundred(memory, n_steps):
     assert (shares[1] < 0.022).all()
 
 
+@pytest.mark.slow
 def test_a_single_residual_counts_as_what_it_is():
     """The farther out, the more decades, whatever the memory; it is over at the next step."""
     for memory in (200, 2000):
@@ -127,6 +129,7 @@ def test_a_single_residual_counts_as_what_it_is():
         assert (model.alarm()[3:] < alarm[3:] - 0.5).all()
 
 
+@pytest.mark.slow
 def test_a_shift_alarms_for_half_of_the_memory_and_then_is_the_rule():
     residuals = np.random.default_rng(7).normal(size=(1, 20, 2000))
     residuals[..., 1000:] += 6
@@ -140,6 +143,7 @@ def test_a_shift_alarms_for_half_of_the_memory_and_then_is_the_rule():
     assert (alarms[1600:] > 2).mean() < 0.05
 
 
+@pytest.mark.slow
 def test_a_new_scale_of_residuals_becomes_the_rule():
     residuals = np.random.default_rng(8).normal(size=(1, 20, 3000))
     residuals[..., 800:] *= 50
@@ -150,6 +154,7 @@ def test_a_new_scale_of_residuals_becomes_the_rule():
     assert (np.array(alarms[2000:]) > 2).mean() < 0.03
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("kind", ["shift", "burst", "spike"])
 def test_an_anomaly_stands_out_and_does_not_become_the_rule(kind):
     rng = np.random.default_rng(4)
@@ -167,6 +172,7 @@ def test_an_anomaly_stands_out_and_does_not_become_the_rule(kind):
     assert np.median(alarms[1300:]) < 1
 
 
+@pytest.mark.slow
 def test_a_scale_of_residuals_changes_no_alarm():
     residuals = np.random.default_rng(5).normal(size=(1, 1, 300))
     alarms = []

@@ -24,6 +24,7 @@ def test_callbacks_without_checkpoints_stay_as_they_are():
     assert resuming.restore_newest(callbacks, None) is False
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("verbose", [True, False])
 def test_a_fit_that_goes_on_says_where(verbose, tmp_path, capsys):
     def interrupt(loop):
@@ -48,6 +49,7 @@ def test_a_fit_that_goes_on_says_where(verbose, tmp_path, capsys):
     assert ("continues at step 18, in epoch 3" in capsys.readouterr().err) == verbose
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_other_data_is_refused_and_named(tmp_path):
     make(tmp_path).fit(X, X[:1])
     with pytest.raises(

@@ -293,6 +293,7 @@ def test_labels_must_be_one_feature_for_each_output(labels):
         )
 
 
+@pytest.mark.slow
 def test_accuracy_of_the_default_model(labels):
     x, y = labels
     adam = partial(torch.optim.Adam, lr=0.05)
@@ -314,6 +315,7 @@ OTHER_UNITS = [
 ]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(("loss", "by_hand"), OTHER_UNITS)
 @pytest.mark.parametrize("kind", [Estimator, EstimatorRegressor])
 def test_scores_are_minus_the_loss_where_the_outputs_are_in_another_unit(loss, by_hand, kind, rng):
@@ -344,6 +346,7 @@ def own_criterion(out, y):
     return F.binary_cross_entropy_with_logits(out, y, reduction="none")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [nn.BCEWithLogitsLoss(), own_loss, own_criterion])
 def test_a_search_finds_the_setting_that_learns_several_labels(loss, rng):
     x = rng.normal(size=(3, 12, 30))

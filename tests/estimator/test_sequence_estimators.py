@@ -39,6 +39,7 @@ def network(n_in, n_out, cell, hidden, layers):
     return nn.Sequential(cell(n_in, hidden, layers), nn.Linear(hidden, n_out))
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(("name", "cell"), [("lstm", LSTM), ("gru", GRU), ("rnn", RNN), (GRU, GRU)])
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("more", [{}, {"shuffle": True, "overlap": 2, "burn_in": 1, "clip": 0.1}])
@@ -75,6 +76,7 @@ class Own(nn.Module):
         return self.drop(self.rnn(x))
 
 
+@pytest.mark.slow
 def test_a_cell_may_be_a_class():
     est = plain_regressor(**SMALL, cell=Own, num_layers=2, dropout=0.25).fit(X, Y)
     layer = est.model_[0]
@@ -88,6 +90,7 @@ def test_a_cell_may_be_a_class():
     assert np.isfinite(clone(est).fit(X, Y).predict(X)).all()
 
 
+@pytest.mark.slow
 def test_dropout_lies_between_layers():
     est = plain_regressor(**SMALL, num_layers=2, dropout=0.4).fit(X, Y)
     assert est.model_[0].module.dropout == 0.4
@@ -190,6 +193,7 @@ def held_out(make, x, y, place, n, **settings):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "y"), [(plain_regressor, Y), (plain_classifier, LABELS),
                                          (plain_regressor, Y[0, :, -1])])  # fmt: skip
 def test_some_series_are_held_out_and_decide(make, y):
@@ -206,6 +210,7 @@ def test_some_series_are_held_out_and_decide(make, y):
     assert est.validation_loss_curve_ == by_hand.validation_loss_curve_
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_each_label_has_its_share_of_what_is_held_out(seed):
     """5 and 8 of 13 series: 2 and 2 of 4."""
@@ -219,6 +224,7 @@ def test_each_label_has_its_share_of_what_is_held_out(seed):
         assert sorted(LABELS[out]) == ["a", "a", "b", "b"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_time", [False, True])
 def test_weights_are_scaled_in_each_part_for_itself(in_time):
     w = np.random.default_rng(1).random(T if in_time else N) * np.linspace(
@@ -257,6 +263,7 @@ def test_the_same_is_held_out_whatever_the_form(form):
         assert est.validation_loss_curve_ == native.validation_loss_curve_
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("form", VIEWS)
 def test_of_one_series_the_last_steps_are_held_out(form):
     x, y, view = X[:, :1], Y[:, :1], VIEWS[form]
@@ -269,6 +276,7 @@ def test_of_one_series_the_last_steps_are_held_out(form):
     assert est.validation_loss_curve_ == native[0].validation_loss_curve_
 
 
+@pytest.mark.slow
 def test_steps_with_gaps_are_held_out_at_the_end():
     steps = np.array([0, 1, 2, 3, 5, 6, 7, 8, 10, 11])
     # sums would be rounded in another order
@@ -281,6 +289,7 @@ def test_steps_with_gaps_are_held_out_at_the_end():
     assert est.validation_loss_curve_[0] > 0
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     "form",
     ["lists", "torch", "float32", "weights of series", "weights of steps", "lists of weights"],
@@ -306,6 +315,7 @@ def test_other_forms_of_the_same_data_are_divided_alike(form):
     assert torch.equal(found, plain)
 
 
+@pytest.mark.slow
 def test_rows_and_frames_are_divided_alike():
     x, y = X[:, :, 0].T, Y[0, :, 0]
     native = traced(plain_regressor, x.T[:, :, None], y[None, :, None])[1]
@@ -325,6 +335,7 @@ def test_rows_and_frames_are_divided_alike():
     assert torch.equal(trace, traced(plain_regressor, X[:, :1], Y[:, :1])[1])
 
 
+@pytest.mark.slow
 def test_lengths_are_held_out_with_their_series():
     lengths = np.arange(N) % 4 + T - 3
     x, y = X.copy(), Y.copy()
@@ -359,6 +370,7 @@ def test_given_validation_data_decide_in_place_of_held_out_ones():
     assert plain.validation_loss_curve_ == []
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("seed", range(5))
 def test_labels_that_are_held_out_are_classes_too(seed):
     """A rare one, and one that comes late in time, may be among them alone."""

@@ -114,6 +114,7 @@ def test_updates_of_a_diagonal_layer_are_those_of_real_time_recurrent_learning(d
     assert np.abs(found - est.predict(x)).max() > 0.1
 
 
+@pytest.mark.slow
 def test_updates_of_other_layers_go_through_the_last_steps():
     """A window of seqsize steps from the state that its first step had, and the loss of its last."""
     est = fitted(GRU, seqsize=4, clip=0.5)
@@ -175,6 +176,7 @@ def test_series_learn_together_as_alone_where_they_are_alike():
     np.testing.assert_allclose(both, np.repeat(one, 2, 1), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_inputs_that_change_after_a_step_change_nothing():
     est = fitted(MinGRU)
     x, y = data(1, n_series=1)
@@ -201,6 +203,7 @@ NETS = {
 }
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("net", NETS)
 @pytest.mark.parametrize("delay", [0, 4])
 def test_a_stream_restarted_anywhere_goes_on_with_the_same_bits(net, delay, tmp_path):
@@ -228,6 +231,7 @@ def test_a_stream_restarted_anywhere_goes_on_with_the_same_bits(net, delay, tmp_
         copied.observe(y[:, :, t])
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("net", ["exact", "truncated"])
 def test_reset_series_begin_anew_with_what_was_learnt(net):
     est = fitted(*NETS[net])
@@ -283,6 +287,7 @@ def test_frozen_parameters_stay():
         est.stream(N, learn=True, freeze=["0", "1"])
 
 
+@pytest.mark.slow
 def test_intervals_and_alarms_see_the_predictions_of_a_stream_that_learns():
     est = fitted(MinGRU)
     x, y = data(1, n_steps=120)
@@ -296,6 +301,7 @@ def test_intervals_and_alarms_see_the_predictions_of_a_stream_that_learns():
         assert np.array_equal(one, two)
 
 
+@pytest.mark.slow
 def test_pipelines_learn_behind_their_transformers():
     x, y = data()
     small = {"cell": "mingru", "hidden_size": 4, "max_updates": 5, "batchsize": 3}
@@ -312,6 +318,7 @@ def test_pipelines_learn_behind_their_transformers():
         stream(own, N, learn=True)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("cell", ["mingru", "linear+lru", "linear+lstm"])
 def test_ready_made_networks_learn_in_the_units_of_the_target(cell):
     x, y = data(n_series=2, n_steps=60)
@@ -326,6 +333,7 @@ def test_ready_made_networks_learn_in_the_units_of_the_target(cell):
     assert errors[0] < 0.8 * errors[1]
 
 
+@pytest.mark.slow
 def test_labels_are_learnt():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(1, 2, 160))
@@ -348,6 +356,7 @@ def test_labels_are_learnt():
     assert live.n_pending == 0
 
 
+@pytest.mark.slow
 def test_labels_weigh_what_their_classes_weighed_in_the_fit():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(1, 2, 60))
@@ -363,6 +372,7 @@ def test_labels_weigh_what_their_classes_weighed_in_the_fit():
     np.testing.assert_allclose(*scores, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_what_cannot_learn_is_refused_with_the_remedy():
     x, y = data()
     with pytest.raises(SpecError, match=r"cell='linear'.*closed form.*cell='linear\+mingru'"):
@@ -439,9 +449,11 @@ def error_ratio(seed, drift):
     return errors[0] / errors[1]
 
 
+@pytest.mark.slow
 def test_learning_follows_a_drift():
     assert error_ratio(1, 1.0) < 0.8
 
 
+@pytest.mark.slow
 def test_learning_does_no_harm_where_nothing_changes():
     assert error_ratio(2, 0.0) < 1.02

@@ -164,6 +164,7 @@ def test_the_users_array_is_left_alone():
     assert np.array_equal(step, before)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     "series", [5, [2, 30], slice(3, 9), np.arange(N) % 2 == 0, np.array([], int)]
 )
@@ -466,6 +467,7 @@ def test_classifiers_step_natively(labels, monkeypatch):
             np.testing.assert_allclose(ys, whole, rtol=0, atol=4e-6)
 
 
+@pytest.mark.slow
 @with_kernels
 def test_pipelines_of_scalers_step_natively(monkeypatch):
     x, y = data("float32")
@@ -512,6 +514,7 @@ def test_a_stream_sees_that_its_model_has_learnt():
     np.testing.assert_allclose(steps(live, x), est.predict(x), rtol=0, atol=5e-6)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda s: pickle.loads(pickle.dumps(s))])
 def test_copies_of_a_stream_go_on(copied):
     est, x = fitted("float32")

@@ -114,6 +114,7 @@ def test_windows_with_a_loss_are_counted_without_a_look_at_the_data():
     assert len(list(windows.indices_with_loss())) == 4 * 8
 
 
+@pytest.mark.slow
 def test_fits_whose_length_the_user_did_not_set_are_not_warned_of(updates):
     est = counted(epochs=1)
     assert updates(est.set_params(warm_start=True), X, X[:1]) == (1, [])
@@ -161,6 +162,7 @@ def mean_loss(f, outputs, targets, weight=1.0):
     return float(np.nansum(each * weight) / weight.sum())
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("missing", [False, True])
 def test_squared_errors_above_the_variance_are_warned_of_with_both(weighted, missing):
@@ -182,6 +184,7 @@ def test_squared_errors_above_the_variance_are_warned_of_with_both(weighted, mis
     assert of_model == pytest.approx(min(est.loss_curve_[-2:]), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_several_rare_labels_at_a_step_are_compared_with_their_frequencies():
     y = (LONG > [[[1.5]], [[1]], [[2]]]).astype("float32")
     _, (message,) = slow_fit(y, torch.nn.BCEWithLogitsLoss(), 3)
@@ -192,6 +195,7 @@ def test_several_rare_labels_at_a_step_are_compared_with_their_frequencies():
     assert of_model > 2 * entropy
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("class_weight", [None, [1.0, 5.0, 2.0, 1.0]])
 def test_classes_are_compared_with_their_frequencies(class_weight):
     y = np.digitize(LONG[:1], [1.2, 2.0])  # three of four classes
@@ -205,6 +209,7 @@ def test_classes_are_compared_with_their_frequencies(class_weight):
     assert losses_of(message)[1] == pytest.approx(-(p * np.log(p)).sum(), rel=tolerance)
 
 
+@pytest.mark.slow
 def test_weights_of_steps_change_the_frequencies():
     y = (LONG[:1] > 1.2).astype(int)
     weight = np.where(y[0] == 1, 4.0, 1.0)
@@ -215,6 +220,7 @@ def test_weights_of_steps_change_the_frequencies():
     assert losses_of(message)[1] == pytest.approx(entropy, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_of_several_outputs_the_losses_add_up():
     class Two(torch.nn.Module):
         def __init__(self):
@@ -233,6 +239,7 @@ def test_of_several_outputs_the_losses_add_up():
     assert losses_of(str(found[0].message))[1] == pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seqsize", [7, None])
 def test_with_one_target_per_series_the_constant_is_that_of_the_last_steps(seqsize):
     y = 4 + LONG[0, :, -1]
@@ -251,6 +258,7 @@ def test_with_one_target_per_series_the_constant_is_that_of_the_last_steps(seqsi
     assert f"above the {y.var():.4g} of" in str(found[0].message)
 
 
+@pytest.mark.slow
 def test_a_fit_that_learns_is_not_warned_of_nor_one_of_noise():
     _, found = slow_fit(LONG[:1], torch.nn.MSELoss(), 1, lr=0.3)
     assert not found
@@ -268,6 +276,7 @@ def test_one_epoch_says_nothing_as_its_loss_is_that_of_a_model_that_begins_to_le
     assert np.square(est.predict(LONG) - y).mean() < y.var() < est.loss_
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error:after")
 def test_losses_whose_best_constant_is_unknown_and_later_calls_say_nothing():
     assert not slow_fit(3 + LONG[:1], lambda yhat, y: (yhat - y).square(), 1)[1]
@@ -279,6 +288,7 @@ def test_losses_whose_best_constant_is_unknown_and_later_calls_say_nothing():
     est.set_params(spec__seqsize=1).partial_fit(LONG, 3 + LONG[:1])  # 180 updates
 
 
+@pytest.mark.slow
 def test_data_that_are_read_from_files_are_looked_at_as_well(tmp_path):
     with h5py.File(tmp_path / "y.h5", "w") as file:
         file["y"] = 5 + LONG[:1]
@@ -287,11 +297,13 @@ def test_data_that_are_read_from_files_are_looked_at_as_well(tmp_path):
     assert losses_of(message)[1] == pytest.approx(LONG[0].var(), rel=1e-3)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("loss", [torch.nn.MSELoss(), torch.nn.BCEWithLogitsLoss()])
 def test_of_constant_targets_there_is_nothing_to_learn(loss):
     assert not slow_fit(np.ones((1, 14, 60), "float32"), loss, 1)[1]
 
 
+@pytest.mark.slow
 def test_fits_of_a_search_are_left_out():
     est = Estimator(torch.nn.Linear(3, 1), opt=partial(torch.optim.SGD, lr=1e-6), spec=SPEC)
     with warnings.catch_warnings():
@@ -331,6 +343,7 @@ READS = {  # of each value of the inputs, and of the targets; some read for scal
 }
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", READS)
 def test_each_epoch_reads_the_data_once(name):
     make, of_inputs, of_targets = READS[name]

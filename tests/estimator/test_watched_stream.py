@@ -56,6 +56,7 @@ def equal(first, second):
     )
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("kernels", [True, False])
 @pytest.mark.parametrize("delay", [0, 4])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -86,6 +87,7 @@ def test_steps_give_the_prediction_and_what_the_models_of_residuals_say(kernels,
             residuals.observe(r)
 
 
+@pytest.mark.slow
 def test_calibration_of_a_fit_is_of_the_end_of_each_series(est):
     # held out: the last fifth, from a model of the first four fifths
     x, y = data()
@@ -104,6 +106,7 @@ def test_calibration_data_may_be_given(est):
     np.testing.assert_allclose(low, y_hat - expected.below)
 
 
+@pytest.mark.slow
 def test_one_series_goes_as_two_do(est):
     x, y = data(2)
     calibration = data(3)
@@ -116,6 +119,7 @@ def test_one_series_goes_as_two_do(est):
             np.testing.assert_allclose(a[:, :1], b, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_stream_of_one_number_takes_the_short_way_and_gives_the_same():
     x, y = data(n_series=2)
     est = SequenceRegressor(cell="linear", n_lags=2, interval=0.9).fit(x, y[:1])
@@ -129,6 +133,7 @@ def test_a_stream_of_one_number_takes_the_short_way_and_gives_the_same():
             np.testing.assert_allclose(a[:, :1], b, rtol=1e-9)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("delay", [0, 3])
 @pytest.mark.parametrize(
     "watch", [{"interval": 0.8}, {"alarm": 50}, {"interval": 0.8, "alarm": True}]
@@ -162,6 +167,7 @@ def test_a_state_of_the_model_alone_starts_from_the_calibration(est):
     )
 
 
+@pytest.mark.slow
 def test_pipelines_have_them_in_the_units_of_the_target(est):
     x, y = data()
     pipe = make_pipeline(SequenceScaler(), SequenceRegressor(cell="linear", n_lags=2, interval=0.8))
@@ -287,6 +293,7 @@ def test_errors_name_what_came_and_what_is_expected(est):
     assert live.n_pending == 2
 
 
+@pytest.mark.slow
 def test_labels_and_targets_of_series_are_refused():
     x, y = data()
     labels = SequenceClassifier(cell="linear", n_lags=2).fit(x, (y[:1] > y[:1].mean()).astype(int))
@@ -297,6 +304,7 @@ def test_labels_and_targets_of_series_are_refused():
         ends.stream(N, alarm=True)
 
 
+@pytest.mark.slow
 def test_coverage_on_a_drifting_series_where_a_fixed_interval_is_far_off():
     """The slope of the truth changes and its noise grows after the fit."""
     rng = np.random.default_rng(0)

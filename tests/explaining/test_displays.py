@@ -55,6 +55,7 @@ def curve(ax, k):
 # -- predictions ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_truth_prediction_band_and_residuals(est, yhat):
     display = SequencePredictionDisplay.from_estimator(
         est, X, Y, series=[1, -1], output=0, band=(yhat - 1, yhat + 2), steps=slice(3, 20)
@@ -75,6 +76,7 @@ def test_truth_prediction_band_and_residuals(est, yhat):
     assert len(plain.bands) == 0
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("piped", [False, True])
 def test_an_interval_is_drawn_as_a_band(piped):
     model = SequenceRegressor(cell="linear", n_lags=2, interval=0.8)
@@ -89,6 +91,7 @@ def test_an_interval_is_drawn_as_a_band(piped):
     assert_allclose(upper, expected + regressor.interval_width_[1])
 
 
+@pytest.mark.slow
 def test_residuals_of_a_stream_with_intervals_are_those_of_the_prediction():
     est = SequenceRegressor(cell="linear", n_lags=2, interval=0.8).fit(X, Y)
     display = ResidualDisplay.from_stream(est.stream(N, interval=0.8, alarm=True), X, Y, output=1)
@@ -109,6 +112,7 @@ def test_outputs_of_the_model_as_band(est, yhat):
     assert_allclose([lower, upper], [yhat[0, 0] - 1, yhat[0, 0] + 2])
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("form", ["list", "samples", "timesteps"])
 def test_lists_and_views(form, est, yhat):
     if form == "list":
@@ -153,6 +157,7 @@ def test_what_cannot_be_drawn(est, y, settings, message):
 # -- residuals ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_residuals_of_a_stream_are_those_of_predict(est, yhat):
     display = ResidualDisplay.from_stream(est.stream(N), X, Y, output=0)
     assert_allclose(display.residuals, (Y - yhat)[0], atol=1e-9)
@@ -198,6 +203,7 @@ def test_residuals_that_are_not_there(est, yhat):
 # -- confusions -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_shares_are_those_of_a_confusion_matrix():
     truth = RNG.integers(0, 3, size=(N, 125))
     predicted = np.where(RNG.random(truth.shape) < 0.7, truth, 2)
@@ -218,6 +224,7 @@ def test_shares_are_those_of_a_confusion_matrix():
     assert_array_equal(edges, [*range(0, 125, 3), 125])
 
 
+@pytest.mark.slow
 def test_labels_of_every_step():
     y = np.where(X[:1] > 0, "up", "down")
     est = EstimatorClassifier(
@@ -232,6 +239,7 @@ def test_labels_of_every_step():
     assert len(display.axes_[0].get_legend().get_texts()) == 2
 
 
+@pytest.mark.slow
 def test_one_label_per_series_is_that_after_so_many_steps():
     labels = np.array(["a", "b", "c", "a", "b", "c", "a"])
     est = SequenceClassifier(4, cell="lstm", epochs=60, random_state=0, verbose=False)
@@ -268,6 +276,7 @@ def test_columns_and_series():
     assert predicted_series.check_series([0, -1], 5) == [0, 4]
 
 
+@pytest.mark.slow
 def test_a_pipeline_streams(est):
     pipe = make_pipeline(
         SequenceScaler(), SequenceRegressor(4, epochs=60, random_state=0, verbose=False)

@@ -50,6 +50,7 @@ def test_ranks():
     assert "1.0e-06" in repr(e)
 
 
+@pytest.mark.slow
 def test_the_map_has_the_attributions():
     display = make(A).plot()
     assert (display.image_.get_array() == A).all()
@@ -61,6 +62,7 @@ def test_the_map_has_the_attributions():
     assert above.patches[0].get_data()[0].tolist() == A.sum(0).tolist()
 
 
+@pytest.mark.slow
 def test_long_pasts_are_summed_in_columns_and_cut_where_nothing_is():
     a = RNG.normal(size=(2, 5003))
     a[:, :1000] = 0
@@ -81,6 +83,7 @@ def test_own_axes():
     assert display.axes_.tolist() == [ax]
 
 
+@pytest.mark.slow
 def test_of_an_estimator():
     x = RNG.normal(size=(2, 6, 20)).astype("float32")
     est = SequenceRegressor(4, epochs=30, random_state=0, verbose=False).fit(x, x[:1])

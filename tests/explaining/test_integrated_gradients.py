@@ -66,6 +66,7 @@ def oracle(model, x, baseline, score, n_points):
 # -- the numbers ----------------------------------------------------------------------------------
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("seqsize", [1, 2, 5, 19, 20, 100, None])
 def test_attributions_are_those_of_the_whole_unrolled_series(seqsize):
     est = fitted(lstm)
@@ -95,6 +96,7 @@ class OwnState(nn.Module):
         return h, (h.clone(), n + 1)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("window", [3, 23])
 def test_own_recurrent_modules_with_integers_in_their_state(window):
     def model():
@@ -234,6 +236,7 @@ class Smooth(nn.Module):
         return torch.tanh(self.conv(padded)).permute(2, 0, 1)
 
 
+@pytest.mark.slow
 def test_models_that_see_windows_get_those_of_predict():
     torch.manual_seed(0)
     est = Estimator(Smooth(), spec={**SPEC, "overlap": 3}, verbose=False).fit(X, Y)
@@ -247,6 +250,7 @@ def test_models_that_see_windows_get_those_of_predict():
         explain(est, X, 1, 3, 1, seqsize=5)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("cell", ["lstm", "linear"])
 def test_one_label_per_series(cell):
     est = SequenceClassifier(4, cell=cell, epochs=60, random_state=0, verbose=False)
@@ -261,6 +265,7 @@ def test_one_label_per_series(cell):
     assert_allclose(predicted.value, scores[1].max())
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("cell", ["mgu", "lru", "tcn", "attention"])
 def test_attributions_of_ready_made_cells_are_complete(cell):
     est = SequenceRegressor(4, cell=cell, epochs=60, random_state=0, verbose=False)
@@ -298,6 +303,7 @@ def ready(**settings):
     return SequenceRegressor(4, epochs=20, random_state=0, verbose=False, **settings)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("scaler", "settings"), [(SequenceScaler(), {}), (StandardScaler(), {"n_timesteps": T})]
 )
@@ -309,6 +315,7 @@ def test_linear_scalers_leave_attributions_of_the_inputs(scaler, settings):
     assert e.completeness < 1e-4
 
 
+@pytest.mark.slow
 def test_a_given_baseline_goes_through_the_scaler():
     pipe = make_pipeline(SequenceScaler(), ready()).fit(samples(X), samples(Y[:1]))
     b = np.array([1.0, -2.0, 30.0])
@@ -317,12 +324,14 @@ def test_a_given_baseline_goes_through_the_scaler():
     assert_allclose(e.baseline_value, pipe.predict(at_baseline)[0, 0, -1], rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_given_baseline_does_not_go_through_other_scalers():
     pipe = make_pipeline(StandardScaler(), ready(n_timesteps=T)).fit(samples(X), samples(Y[:1]))
     with pytest.raises(TypeError, match=r"'standardscaler'.*'mean'"):
         explain(pipe, samples(X), baseline=np.zeros(3))
 
 
+@pytest.mark.slow
 def test_what_other_transformers_leave_is_named():
     pipe = make_pipeline(SequenceScaler(), WinsorScaler(), ready()).fit(samples(X), samples(Y[:1]))
     assert explain(pipe, samples(X)).explained == "inputs of the model, after WinsorScaler"
@@ -352,6 +361,7 @@ class Threshold(nn.Module):
         return (x > 2).to(x.dtype)
 
 
+@pytest.mark.slow
 def test_thresholds_have_no_gradient():
     def hard():
         return nn.Sequential(Threshold(), nn.Linear(3, 2))

@@ -62,6 +62,7 @@ def test_one_target_per_series():
     assert (len(parts), parts[0][0], parts[-1][1]) == (8, 0, 29)
 
 
+@pytest.mark.slow
 def test_kernels_which_have_no_gradient():
     y = (X[1, :, 20:].mean(1) > 0).astype(int)
     est = SequenceClassifier(cell="kernels", random_state=0, verbose=False).fit(X, y)
@@ -70,6 +71,7 @@ def test_kernels_which_have_no_gradient():
     assert p.by_lag()[0].name == ("feature 1", (0, 9))
 
 
+@pytest.mark.slow
 def test_pipelines_views_and_missing_targets():
     y = X[:1].copy()
     y[0, :7] = np.nan
@@ -123,6 +125,7 @@ def test_arguments_that_do_not_fit(x, y, settings, message):
         permutation_importance(Lagged(), x, y, **settings)
 
 
+@pytest.mark.slow
 def test_names_are_those_of_the_view_or_of_the_fit():
     y = Lagged().predict(X)
     est = SequenceRegressor(cell="linear", n_lags=3).fit(X, y)
@@ -152,6 +155,7 @@ class Recorder:
         return np.array([a[2, -3] for a in x])
 
 
+@pytest.mark.slow
 def test_a_list_of_equal_lengths_is_an_array():
     x = X[:, :9]
     for y, of_list in ((AtTheEnd().predict(x), None), (Lagged().predict(x), True)):
@@ -191,6 +195,7 @@ def test_what_stands_in_for_series_of_a_list():
     assert found == {("feature 2", (2, 2)), ("feature 2", (0, 11))}
 
 
+@pytest.mark.slow
 def test_targets_of_every_step_and_lengths():
     pad, y_pad = np.full((3, 10, 34), np.nan), np.full((1, 10, 34), np.nan)
     y = [Lagged().predict(a[:, None])[:, 0] for a in LISTS]
@@ -210,6 +215,7 @@ def test_targets_of_every_step_and_lengths():
         )
 
 
+@pytest.mark.slow
 def test_kernels_on_series_of_different_lengths():
     y = np.where([a[1, -4:].mean() > 0 for a in LISTS], "up", "down")
     est = SequenceClassifier(cell="kernels", random_state=0, verbose=False).fit(LISTS, y)

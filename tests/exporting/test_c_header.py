@@ -64,6 +64,7 @@ def test_values_that_are_needed_at_the_same_time_lie_apart():
     assert room.size < sum(sizes) / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("target", ["c", "c++", "arm"])
 def test_many_layers_give_what_numpy_gives(target, dtype, tmp_path, rng):
@@ -75,6 +76,7 @@ def test_many_layers_give_what_numpy_gives(target, dtype, tmp_path, rng):
     assert abs(run_steps(target, tmp_path / "m.h", xs, "m") - wanted).max() < bound
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("target", ["c", "c++", "arm"])
 def test_activations(target, tmp_path, rng):
     found = program(
@@ -88,6 +90,7 @@ def test_activations(target, tmp_path, rng):
     assert abs(found - wanted).max() < 1e-5 * abs(wanted).max()
 
 
+@pytest.mark.slow
 def test_transforms(tmp_path, rng):
     before = [
         Transform("log1p"),
@@ -127,6 +130,7 @@ def test_a_header_holds_only_what_the_model_needs():
     ]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -148,6 +152,7 @@ def test_what_would_break_its_rounding_does_not_compile(options, message, tmp_pa
     assert message in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="of x86 processors")
 def test_c99_rounds_where_the_processor_does_not(tmp_path, rng):
     found = program(*layers())

@@ -23,6 +23,7 @@ def graph():
     return Graph([torch.zeros(3)], steps=[ModelStep(model, [torch.zeros(4, 2, 3)])])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["onnx", "torch"])
 def test_metadata_tell_names_shapes_types_and_initial_states(format, graph, tmp_path):
     path = tmp_path / "model.pt2"
@@ -43,6 +44,7 @@ def test_metadata_tell_names_shapes_types_and_initial_states(format, graph, tmp_
     json.dumps(found, allow_nan=False)
 
 
+@pytest.mark.slow
 def test_an_onnx_file_has_named_axes_and_states_after_the_inputs(graph, tmp_path):
     import onnx
 
@@ -65,6 +67,7 @@ def test_an_onnx_file_has_named_axes_and_states_after_the_inputs(graph, tmp_path
     assert {o.domain for o in model.opset_import} == {""}
 
 
+@pytest.mark.slow
 def test_an_operator_without_counterpart_is_named_with_its_module(tmp_path):
     model = nn.Sequential(GRU(3, 4), Special()).eval()
     graph = Graph([torch.zeros(3)], steps=[ModelStep(model, [torch.zeros(4, 2, 3)])])
@@ -75,6 +78,7 @@ def test_an_operator_without_counterpart_is_named_with_its_module(tmp_path):
     assert ExportedModel(tmp_path / "m.pt2", 2).run(np.zeros((3, 2, 3)))[0].shape == (3, 2, 4)
 
 
+@pytest.mark.slow
 def test_an_operator_that_the_runtime_lacks_is_named_with_its_module(tmp_path):
     model = nn.Sequential(nn.Linear(3, 4), nn.ELU()).double().eval()
     graph = Graph(

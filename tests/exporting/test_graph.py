@@ -10,6 +10,7 @@ from fluxutils_py.exporting.steps import ModelStep
 from fluxutils_py.nn import LSTM, Recur
 
 
+@pytest.mark.slow
 def test_before_and_after_are_outside_the_scan_and_gaps_between_them():
     double, shift = Times(2.0), Times(10.0)
     model = nn.Sequential(LSTM(3, 4), nn.Linear(4, 1)).eval()
@@ -52,6 +53,7 @@ class ByValue(nn.Module):
         return x if x.sum() > 0 else -x
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(("part", "said"), [(ByValue(), r"'1' \(ByValue\)"), (Sized(), "series")])
 def test_what_cannot_be_traced_is_named(part, said):
     model = nn.Sequential(Recur(nn.GRUCell(3, 4)), part).eval()

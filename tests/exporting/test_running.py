@@ -65,6 +65,7 @@ def export_both(tmp_path, monkeypatch):
     return write
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_files_give_what_streams_give_over_500_steps(kind, make_model, export_both):
     est = fitted(kind, make_model(kind))
@@ -93,10 +94,12 @@ def require_that_states_go_on(program, onnx, x):
     np.testing.assert_allclose(other.run(x[4:])[-1], whole.run(x)[-1][4:], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_all_kinds_are_tried(model_names):
     assert model_names == [*KINDS, "float64"]
 
 
+@pytest.mark.slow
 def test_float64_keeps_its_digits(make_model, export_both):
     est = fitted("float64", make_model("float64", torch.float64), "float64")
     for path in export_both(est):

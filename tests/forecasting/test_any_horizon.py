@@ -11,6 +11,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*series have no more steps than
 BEYOND = r"h=11 .* 4 steps .*fit with h=11"
 
 
+@pytest.mark.slow
 def test_fewer_steps_are_the_first_ones(panel, small):
     fc = Forecaster(4, quantiles=(0.2, 0.8), **small).fit(panel)
     whole = fc.predict()
@@ -20,6 +21,7 @@ def test_fewer_steps_are_the_first_ones(panel, small):
     pd.testing.assert_frame_equal(fc.make_future_dataframe(3), first[["unique_id", "ds"]])
 
 
+@pytest.mark.slow
 def test_more_steps_equal_a_naive_loop_over_its_own_forecasts(panel, small, oracle):
     fc = Forecaster(4, **small).fit(panel)
     with pytest.warns(UserWarning, match=BEYOND):
@@ -37,6 +39,7 @@ def test_more_steps_equal_a_naive_loop_over_its_own_forecasts(panel, small, orac
         assert (found.ds == pd.date_range(rows.index[-1], periods=12)[1:]).all()
 
 
+@pytest.mark.slow
 def test_the_median_is_what_recursion_goes_on_from(small):
     y = 50 + np.random.default_rng(0).normal(size=(2, 3, 40))
     fc = Forecaster(4, 5, quantiles=(0.5, 0.9), **{**small, "max_steps": 20}).fit(y)
@@ -48,6 +51,7 @@ def test_the_median_is_what_recursion_goes_on_from(small):
         np.testing.assert_allclose(out[name][:, :, 4:8], values, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_covariates_known_ahead_are_needed_as_far_as_h(small, rng):
     df = pd.DataFrame({"unique_id": "a", "ds": np.arange(60), "promo": rng.normal(size=60)})
     df["y"] = 9 + df.promo

@@ -94,6 +94,7 @@ def require_same(found, expected, types):
         ].tolist()
 
 
+@pytest.mark.few
 def test_every_method_gives_the_values_of_pandas_with_the_types_that_came(types, small, tmp_path):
     df = panel(types)
     freq = 1 if types[1] == pa.int32() else "D"
@@ -116,6 +117,7 @@ def test_every_method_gives_the_values_of_pandas_with_the_types_that_came(types,
     require_same(whole, of_pandas.predict(df, futr_df=expected.assign(promo=promo)), types)
 
 
+@pytest.mark.slow
 def test_walks_and_scores_are_those_of_pandas(types, small):
     df = panel(types)
     freq = 1 if types[1] == pa.int32() else "D"
@@ -149,6 +151,7 @@ def test_columns_with_equal_values_are_two_columns_and_equal_names_are_refused(s
         fc.fit(table(df).append_column("y", pa.array(df.y)))
 
 
+@pytest.mark.slow
 def test_new_series_get_codes_of_their_own(small):
     """More ids than the codes of the dictionary can hold."""
     df, types = panel(), (pa.dictionary(pa.int8(), pa.string()), pa.timestamp("us"))

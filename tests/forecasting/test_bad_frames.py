@@ -70,6 +70,7 @@ def numbers_as_ids(rows):
     return rows.assign(unique_id=range(len(rows)))
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     "change",
     [infinite, zero, negative, overlapping, off_grid, twice, numbers_as_ids],
@@ -91,6 +92,7 @@ def test_an_update_that_is_refused_changes_nothing(df, small, change, tmp_path):
     np.testing.assert_allclose(fc.predict().Forecaster, expected.Forecaster, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_value_that_has_no_logarithm_is_named_with_its_series_and_time(df, small):
     fc = Forecaster(3, freq="D", **small).fit(df)
     with pytest.raises(DataError, match=r"'y'.* 0 .*'a'.*2026-02-14"):
@@ -125,6 +127,7 @@ def refuses(fc, rows, match, **arguments):
     np.testing.assert_array_equal(fc.history_.lengths, lengths)
 
 
+@pytest.mark.slow
 def test_a_row_long_after_the_last_one_is_refused_with_both_times(df, small):
     """The last row is of 2026-02-13; with a season of 7 days, the forecasts depend on 28 of them:
     196 days.
@@ -148,6 +151,7 @@ def test_a_row_long_after_the_last_one_is_refused_with_both_times(df, small):
     assert fc.update(new).predict().unique_id.nunique() == 3
 
 
+@pytest.mark.slow
 def test_rows_within_memory_and_missing_values_that_are_given_are_no_gap(df, small):
     fc = Forecaster(3, 7, "D", **small).fit(df)
     near = pd.concat([later(df, "a", 196), later(df, "b", 1)])
@@ -184,6 +188,7 @@ def with_static(df):
 STATIC = {"stat_exog_list": ["town", "size"]}
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("column", "value", "message"),
     [
@@ -214,6 +219,7 @@ def test_another_static_value_of_a_known_series_is_refused(
     np.testing.assert_allclose(fc.update(rows).predict().Forecaster, expected.Forecaster, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_new_series_bring_static_values_and_known_ones_repeat_theirs(with_static, small):
     fc = Forecaster(3, 7, "D", **STATIC, **small).fit(with_static)
     new = with_static[with_static.unique_id == "a"].assign(unique_id="A", size=5, town="Bonn")
@@ -229,6 +235,7 @@ def test_new_series_bring_static_values_and_known_ones_repeat_theirs(with_static
     refuses(fc, row, r"'size' of series 'A' is 6\.0, and was 5 so far")
 
 
+@pytest.mark.slow
 def test_a_category_unknown_in_training_stays_unknown(with_static, small):
     fc = Forecaster(3, 7, "D", **STATIC, **small).fit(with_static)
     new = with_static[with_static.unique_id == "a"].assign(unique_id="c", town="Rome")
@@ -244,6 +251,7 @@ def test_a_category_unknown_in_training_stays_unknown(with_static, small):
         fc.update(row.assign(town="Rome"))
 
 
+@pytest.mark.slow
 def test_static_df_without_static_covariates_is_refused(df, small):
     static = pd.DataFrame({"unique_id": ["a", "b"], "size": [1, 2]})
     message = r"static_df .*stat_exog_list .*no cov"
@@ -276,6 +284,7 @@ def test_labels_that_a_file_cannot_hold_are_refused_at_save(df, small, label, tm
     assert not (tmp_path / "fc.pt").exists()
 
 
+@pytest.mark.slow
 def test_categories_of_intervals_are_refused_at_save_and_their_texts_are_not(df, small, tmp_path):
     bins = pd.cut(df.y, 3)
     fc = Forecaster(3, freq="D", hist_exog_list=["bin"], **small).fit(df.assign(bin=bins))
@@ -328,6 +337,7 @@ def test_old_names_of_frequencies_come_with_the_new_ones(df, small, freq, now):
         Forecaster(1, freq=freq, **small).fit(df)
 
 
+@pytest.mark.slow
 def test_months_on_the_fifteenth_are_months(small):
     ds = pd.date_range("2020-01-15", periods=30, freq=pd.DateOffset(months=1))
     df = pd.DataFrame(
@@ -349,6 +359,7 @@ def test_dates_before_the_first_nanosecond_are_refused(small):
         Forecaster(1, freq="YS", **small).fit(df)
 
 
+@pytest.mark.slow
 def test_one_hourly_and_one_daily_series_warn(small):
     rng = np.random.default_rng(0)
     hourly = pd.DataFrame(
@@ -365,6 +376,7 @@ def test_one_hourly_and_one_daily_series_warn(small):
 # -- predict --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_rows_that_say_a_covariate_twice_are_refused_with_both_rows(df, small):
     known = df.assign(price=1.0)
     fc = Forecaster(2, freq="D", futr_exog_list=["price"], **small).fit(known)
@@ -416,6 +428,7 @@ def test_lists_are_no_labels(df, small, to_polars, library, column):
         )
 
 
+@pytest.mark.slow
 def test_a_missing_truth_is_left_out_of_the_scores_of_every_library(df, small, to_polars):
     df = df.copy()
     df.loc[N - 1, "y"] = np.nan
@@ -440,6 +453,7 @@ def test_ids_of_categories_come_back_as_such(df, small, to_polars):
 # -- ids, texts and numbers that would be found too late -------------------------------------------------
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("library", ["pandas", "polars"])
 @pytest.mark.parametrize("label", [datetime.date(2026, 1, 1), 1.5, "c"])
 def test_a_new_id_of_another_type_is_refused_and_the_forecaster_still_works(
@@ -457,6 +471,7 @@ def test_a_new_id_of_another_type_is_refused_and_the_forecaster_still_works(
     assert len(fc.predict()) == 9
 
 
+@pytest.mark.slow
 def test_every_new_id_is_looked_at_not_only_the_first(df, small):
     fc = Forecaster(3, **small).fit(df.assign(unique_id=df.unique_id.map({"a": 1, "b": 2})))
     rows = following(df).assign(unique_id=pd.Series([1, "c"], dtype=object))
@@ -468,6 +483,7 @@ class Size(str, Enum):  # noqa: UP042  str() gives its name, not its value
     SMALL = "small"
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*categories that were not there")
 def test_texts_of_enumerations_are_saved_as_their_values(df, small, tmp_path):
     none = StrEnum("Transform", {"NONE": "none"}).NONE
@@ -480,6 +496,7 @@ def test_texts_of_enumerations_are_saved_as_their_values(df, small, tmp_path):
     pd.testing.assert_frame_equal(again.predict(), fc.predict())
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("shift", [0.0, -10.5])
 @pytest.mark.parametrize("value", [np.inf, -np.inf])
 def test_infinite_values_of_arrays_are_named_in_fit_and_predict(small, shift, value):
@@ -497,6 +514,7 @@ def test_infinite_values_of_arrays_are_named_in_fit_and_predict(small, shift, va
 # -- rows of times that are to be forecast ----------------------------------------------------------------
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("library", ["pandas", "polars"])
 @pytest.mark.parametrize("n", [1, 3])
 def test_future_rows_without_a_value_are_named(df, n, library, small, to_polars):

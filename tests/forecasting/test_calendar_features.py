@@ -86,6 +86,7 @@ def futr(fc, h=None):
     return fc.make_future_dataframe(h).assign(promo=lambda d: d.ds.dt.day % 4 == 0)
 
 
+@pytest.mark.slow
 def test_the_calendar_equals_columns_known_ahead(fitted):
     df, fc = fitted
     names = [f"{field}_{wave}" for field in ("dayofweek", "dayofmonth") for wave in ("sin", "cos")]
@@ -107,6 +108,7 @@ def test_the_calendar_equals_columns_known_ahead(fitted):
     pd.testing.assert_frame_equal(walked, by_columns, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_calendar_of_a_gap_is_known_in_update_and_files(fitted, tmp_path):
     df, fc = fitted
     fc.save(tmp_path / "fc.pt")
@@ -126,6 +128,7 @@ def test_the_calendar_of_a_gap_is_known_in_update_and_files(fitted, tmp_path):
     assert np.isfinite(far.Forecaster).all()
 
 
+@pytest.mark.slow
 def test_a_cycle_that_no_season_has_is_learnt(small):
     ds = pd.date_range("2024-01-01", periods=200, freq="D")
     y = 10 + 8 * (ds.day <= 10) + 0.3 * np.random.default_rng(0).normal(size=200)
@@ -140,6 +143,7 @@ def test_a_cycle_that_no_season_has_is_learnt(small):
     assert error(["dayofmonth"]) < 0.6 * error(())
 
 
+@pytest.mark.slow
 def test_what_has_no_calendar_is_refused(small, panel):
     integers = panel.assign(ds=(panel.ds - panel.ds.min()).dt.days)
     with pytest.raises(DataError, match=r"calendar='auto' .*integers"):

@@ -75,6 +75,7 @@ def by_hand(fc, df, raw):
     return np.exp(rows) if f.log else np.maximum(rows, 0)
 
 
+@pytest.mark.few
 def test_forecasts_are_the_formula_by_hand(fitted):
     df = make_frame(90)
     raw = copy.copy(fitted)
@@ -87,6 +88,7 @@ def test_forecasts_are_the_formula_by_hand(fitted):
     assert (np.diff(levels, axis=1) >= 0).all()
 
 
+@pytest.mark.few
 def test_update_walk_and_file_correct_as_predict_does(fitted, tmp_path):
     df, more = make_frame(90), make_frame(97)
     expected = fitted.predict(more)[NAMES]
@@ -101,6 +103,7 @@ def test_update_walk_and_file_correct_as_predict_does(fitted, tmp_path):
     np.testing.assert_allclose(walk[NAMES], expected, rtol=1e-6)
 
 
+@pytest.mark.few
 def test_a_step_for_export_corrects_as_predict_does(fitted):
     step = ForecastStep(fitted._fitted)
     df = make_frame(50)
@@ -118,6 +121,7 @@ def test_a_step_for_export_corrects_as_predict_does(fitted):
         )
 
 
+@pytest.mark.slow
 def test_raw_forecasts_are_asked_for_by_name(small):
     df = make_frame(60)
     settings = {"quantiles": QUANTILES, **small}
@@ -132,6 +136,7 @@ def test_raw_forecasts_are_asked_for_by_name(small):
         Forecaster(H, SEASON, calibrate="yes", **small).fit(df)
 
 
+@pytest.mark.slow
 def test_nothing_after_the_training_part_changes_a_forecast(small):
     df = make_frame(80)
     ends = df.groupby("unique_id").ds.transform("max")
@@ -143,6 +148,7 @@ def test_nothing_after_the_training_part_changes_a_forecast(small):
     np.testing.assert_array_equal(one[NAMES], other[NAMES])
 
 
+@pytest.mark.slow
 def test_counts_have_no_forecast_below_zero(small, rng):
     y = rng.poisson(0.3, size=(1, 6, 70)).astype(float)
     settings = {"quantiles": (0.05, 0.95), **small}
@@ -152,6 +158,7 @@ def test_counts_have_no_forecast_below_zero(small, rng):
     assert below["Forecaster-q0.05"].min() < 0
 
 
+@pytest.mark.slow
 def test_means_are_forecast_where_they_are_asked_for(rng):
     """Skewed values without any pattern: their mean is far above their median, 1."""
     y = np.exp(1.5 * rng.normal(size=(1, 60, 60)))
@@ -162,6 +169,7 @@ def test_means_are_forecast_where_they_are_asked_for(rng):
         assert fc.predict().mean() == pytest.approx(truth, rel=0.2)
 
 
+@pytest.mark.slow
 def test_a_forecaster_says_where_nothing_is_learnt_beyond_simple_forecasts(rng):
     settings = {"hidden_size": 4, "n_models": 1, "random_state": 0, "verbose": False, "comm": None}
     walk = rng.normal(size=(1, 6, 150)).cumsum(2)

@@ -38,6 +38,7 @@ def corrected(end, correction):
     return correction.apply(end.outputs, end.baselines, np)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [0.3, 1.0, 3.0], ids=["too narrow", "right", "too wide"])
 def test_bands_hold_what_they_say_at_every_step(rng, width):
     errors = [1.0] + [9.0] * (len(SOURCES) - 1)
@@ -81,6 +82,7 @@ def test_weights_change_over_the_horizon(rng):
     assert weights[5, -1] > 0.7 > 0.3 > weights[5, 0]
 
 
+@pytest.mark.slow
 def test_missing_truths_do_not_count(rng):
     end = held_out(rng, [1.0] * len(SOURCES), 1.0)
     end.targets[::2, :, ::3] = np.nan
@@ -100,6 +102,7 @@ def test_groups_cover_the_horizon(h):
     assert len(groups) <= 20
 
 
+@pytest.mark.slow
 def test_few_independent_errors_move_little(rng):
     """Series that all err alike are one, and forecasts that overlap are few."""
     errors = [1.0] + [9.0] * (len(SOURCES) - 1)

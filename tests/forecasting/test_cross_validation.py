@@ -23,6 +23,7 @@ def without_last(df, n):
     return df[df.ds <= last - pd.Timedelta(days=n)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("refit", [True, False])
 def test_windows_are_forecasts_of_what_was_known(make_panel, small, refit):
     panel = make_panel(missing=False)  # of rows; the cutoff of a series may be one that is missing
@@ -54,6 +55,7 @@ def test_windows_are_forecasts_of_what_was_known(make_panel, small, refit):
         np.testing.assert_array_equal(truth.y_x, truth.y_y)
 
 
+@pytest.mark.slow
 def test_the_forecaster_itself_stays_unfitted(panel, small):
     fc = Forecaster(3, **small)
     fc.cross_validation(panel)
@@ -70,6 +72,7 @@ def test_panels_too_short_for_the_windows_are_refused(panel, small):
         Forecaster(3, **small).cross_validation(np.zeros((1, 2, 30)))
 
 
+@pytest.mark.slow
 def test_scores_are_those_of_utilsforecast(panel, small):
     found = Forecaster(3, **small).cross_validation(panel.dropna(), n_windows=1).dropna()
     scores = evaluate(found.drop(columns="cutoff"), [mae, smape], agg_fn="mean").set_index("metric")
@@ -79,6 +82,7 @@ def test_scores_are_those_of_utilsforecast(panel, small):
         np.testing.assert_allclose(scores.loc["mae", name], each.mean())
 
 
+@pytest.mark.slow
 def test_coverage_is_the_share_of_truths_inside_of_each_band(panel, small):
     fc = Forecaster(3, quantiles=(0.05, 0.1, 0.5, 0.9), **small)
     found = fc.cross_validation(panel.dropna(), n_windows=2).dropna()
@@ -120,6 +124,7 @@ def test_splits_are_by_time(panel):
         list(WalkForwardSplit(h=30).split(panel))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*no series has a later one")
 def test_searches_of_scikit_learn_and_optuna(make_panel, small):
     df = make_panel(("wave",))
@@ -140,6 +145,7 @@ def test_searches_of_scikit_learn_and_optuna(make_panel, small):
     assert np.isfinite(study.best_value)
 
 
+@pytest.mark.slow
 def test_the_score_is_the_error_at_the_times_that_follow(panel, small):
     past = without_last(panel, 2)
     fc = Forecaster(3, 7, "D", **small).fit(past)
@@ -158,6 +164,7 @@ def test_the_score_is_the_error_at_the_times_that_follow(panel, small):
         fc.score(past)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*no series has a later one")
 def test_a_fitted_forecaster_is_scored_as_it_is(panel, small):
     fc = Forecaster(3, freq="D", **small).fit(without_last(panel, 9))
@@ -189,6 +196,7 @@ def test_columns_of_the_data_and_of_the_forecasts_have_different_names(panel, sm
     assert clash in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_model_whose_alias_looks_like_a_quantile_is_scored(panel, small):
     fc = Forecaster(3, freq="D", alias="lstm-quick", quantiles=(0.1, 1e-5), **small)
     found = fc.cross_validation(panel.dropna()).dropna().drop(columns="cutoff")
@@ -198,6 +206,7 @@ def test_a_model_whose_alias_looks_like_a_quantile_is_scored(panel, small):
     np.testing.assert_allclose(scores["lstm-quick"], expected)
 
 
+@pytest.mark.slow
 def test_drift_starts_at_the_first_value_of_a_long_series(small):
     n = 2500
     y = 100 + np.cumsum(np.random.default_rng(0).normal(size=n))
@@ -209,6 +218,7 @@ def test_drift_starts_at_the_first_value_of_a_long_series(small):
     )
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("refit", [False, None])
 def test_a_first_zero_after_the_first_cutoff_is_named(small, refit):
     t = np.arange(50)

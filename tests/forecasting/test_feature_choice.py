@@ -79,6 +79,7 @@ def test_targets_that_cannot_be_learnt_are_refused(rng):
         choose_features(ArraySource(np.full((1, 1, 9), -1.0)), 2, 1, None, None, "log")
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("value", [-1.0, 0.0])
 @pytest.mark.parametrize("where", [(0, 7, 11), (0, 599, 0), (0, 300, 2999)])
 def test_one_value_of_an_array_decides_the_transform_wherever_it_is(where, value):
@@ -163,6 +164,7 @@ def test_a_day_that_no_series_has_becomes_an_hour_or_a_minute(season, longest, u
     assert all(str(season) in text and str(used) in text and str(longest) in text for text in told)
 
 
+@pytest.mark.slow
 def test_data_by_the_second_take_the_season_of_a_minute(small):
     rng = np.random.default_rng(0)
     times = pd.date_range("2026-01-01", periods=300, freq="s")

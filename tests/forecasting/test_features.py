@@ -15,7 +15,6 @@ def values(rng, n, missing):
     return z
 
 
-@pytest.mark.pairwise
 @pytest.mark.parametrize("log", [True, False])
 @pytest.mark.parametrize("missing", [0.0, 0.3])
 @pytest.mark.parametrize(("h", "season", "lag", "size"), SIZES)

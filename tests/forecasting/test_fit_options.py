@@ -50,6 +50,7 @@ def same(a, b):
 # -- weights ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_equal_weights_are_no_weights_bit_by_bit(df, settings):
     plain = Forecaster(H, **settings).fit(df)
     for weight in (np.full(len(df), 0.3), "w"):
@@ -59,6 +60,7 @@ def test_equal_weights_are_no_weights_bit_by_bit(df, settings):
     assert not same(plain, Forecaster(H, **settings).fit(df, half_life=5.0))
 
 
+@pytest.mark.slow
 def test_weighted_losses_equal_plain_loops(df, settings):
     rng = np.random.default_rng(0)
     w = rng.uniform(0, 2, len(df)) * (rng.random(len(df)) < 0.7)
@@ -106,6 +108,7 @@ def test_weighted_losses_equal_plain_loops(df, settings):
     np.testing.assert_allclose(got, total / np.sum(~np.isnan(y[:, :, :H])), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_rows_of_weight_zero_have_no_part_in_the_loss(df, settings, monkeypatch):
     fixed = Forecaster(H, **settings).fit(df).features_
     # chosen from all values, also from those of weight 0
@@ -134,6 +137,7 @@ def test_half_life_counts_from_the_latest_time_of_all_series(df):
     assert np.isclose(got[~np.isnan(panel.values["y"])].mean(), 1)
 
 
+@pytest.mark.slow
 def test_weights_of_arrays_equal_those_of_frames(settings, rng):
     x = rng.normal(size=(2, 3, 30)) + 9
     w = rng.uniform(size=x.shape)
@@ -181,6 +185,7 @@ def before_the_last(df, n):
     return df[df.ds <= ends - n]
 
 
+@pytest.mark.slow
 def test_nothing_is_learnt_from_the_validation_part(df, settings, validated):
     plain = Forecaster(H, **{**settings, "dropout": 0.0}).fit(before_the_last(df, 10))
     assert plain.features_ == validated.features_
@@ -193,6 +198,7 @@ def test_nothing_is_learnt_from_the_validation_part(df, settings, validated):
     pd.testing.assert_frame_equal(validated.predict(), validated.predict(df), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_validation_loss_is_that_of_forecasts_into_the_held_out_part(df, validated, tmp_path):
     fitted = validated._fitted
     # quantiles as the networks say them, also where a series is too short
@@ -237,6 +243,7 @@ def test_the_validation_loss_is_that_of_forecasts_into_the_held_out_part(df, val
     assert again.validation_loss_curve_ == validated.validation_loss_curve_
 
 
+@pytest.mark.slow
 def test_training_stops_when_validation_loss_rises_and_keeps_the_best(df, settings):
     fc = Forecaster(H, **{**settings, "max_steps": 150, "lr": 0.3, "n_iter_no_change": 2})
     long = df[df.unique_id != "s3"]
@@ -262,6 +269,7 @@ def test_validation_parts_that_cannot_be_are_refused(df, settings):
 # -- warm start ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_warm_start_goes_on_from_the_weights_that_are_there(df, settings, tmp_path, monkeypatch):
     first = df[df.ds < 40]
     fc = Forecaster(H, warm_start=True, **settings).fit(first)
@@ -290,6 +298,7 @@ def test_a_warm_start_goes_on_from_the_weights_that_are_there(df, settings, tmp_
         assert torch.equal(p, q)
 
 
+@pytest.mark.slow
 def test_a_warm_start_with_a_learning_rate_of_nearly_nothing_changes_nearly_nothing(df, settings):
     fc = Forecaster(H, warm_start=True, **settings).fit(df)
     expected = fc.predict()
@@ -297,6 +306,7 @@ def test_a_warm_start_with_a_learning_rate_of_nearly_nothing_changes_nearly_noth
     pd.testing.assert_frame_equal(fc.predict(), expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_networks_of_other_shape_cannot_go_on(df, settings):
     fc = Forecaster(H, warm_start=True, **settings).fit(df)
     for name, value, said in (

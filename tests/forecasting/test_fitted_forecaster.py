@@ -13,6 +13,7 @@ from fluxutils_py.forecasting.fitted_forecaster import (
 pytestmark = pytest.mark.filterwarnings("ignore:.*series have no more steps than a season")
 
 
+@pytest.mark.slow
 def test_tails_are_windows_of_the_last_steps_alone(panel, small):
     fc = Forecaster(3, **small).fit(panel)
     tail = fc.history_.tail

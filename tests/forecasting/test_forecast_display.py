@@ -21,6 +21,7 @@ def closed():
     pyplot.close("all")
 
 
+@pytest.mark.slow
 def test_history_forecast_band_and_truth_are_drawn(panel, small):
     past, truth = panel[panel.ds <= "2024-03-20"], panel[panel.ds > "2024-03-20"]
     fc = Forecaster(4, quantiles=(0.1, 0.5, 0.9), **small).fit(past)
@@ -54,6 +55,7 @@ def test_a_forecaster_that_is_not_fitted_is_refused():
         ForecastDisplay.from_forecaster(Forecaster(4))
 
 
+@pytest.mark.slow
 def test_arrays_have_numbers_for_names_and_unknown_ones_are_refused(rng, small):
     fc = Forecaster(4, **small).fit(rng.normal(size=(1, 6, 30)))
     display = ForecastDisplay.from_forecaster(fc)

@@ -44,6 +44,7 @@ def made():
     return fc, df, futr
 
 
+@pytest.mark.slow
 def test_attributions_equal_autograd_on_the_unrolled_series(made):
     fc, df, futr = made
     known = df[(df.unique_id == "b") | (df.ds >= 30)]
@@ -97,6 +98,7 @@ def test_attributions_equal_autograd_on_the_unrolled_series(made):
     assert e.output == "log of Forecaster-q0.9, step 2, of 'a'"
 
 
+@pytest.mark.slow
 def test_what_matters_comes_first(made):
     fc, df, futr = made
     for step in (1, 3):
@@ -114,6 +116,7 @@ def test_what_matters_comes_first(made):
     )
 
 
+@pytest.mark.slow
 def test_explain_takes_forecasters_and_arrays(rng, small):
     x = rng.normal(size=(2, 3, 40))
     fc = Forecaster(2, 5, calibrate=False, **{**small, "max_steps": 20}).fit(x)
@@ -186,6 +189,7 @@ def test_parts_add_up_to_the_corrected_forecast(corrected, output):
         assert not e.attributions[-2:, :-1].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("corrected", ["segments"], indirect=True)
 def test_values_that_segments_read_have_the_gradients_of_a_plain_loop(corrected):
     fc, x = corrected

@@ -28,6 +28,7 @@ def walked(step, inputs):
     return np.stack([y[0].numpy() for y in found[: step.n_outputs]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kinds", "settings"),
     [
@@ -55,6 +56,7 @@ def test_values_one_by_one_forecast_as_predict_does(make_panel, small, kinds, se
         )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*no series has a later one")
 def test_a_value_missing_for_longer_than_the_memory_is_gone(small):
     y = np.r_[np.arange(1.0, 30.0), np.full(300, np.nan)]

@@ -35,6 +35,7 @@ def column(fc, df):
     return df.sort_values(["unique_id", "ds"]).Forecaster.to_numpy().reshape(-1, fc.h)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(("h", "lag"), [(3, None), (5, 14), (9, 7), (16, 14)])
 def test_forecasts_equal_a_naive_loop(panel, small, oracle, h, lag):
     fc = Forecaster(h, lag=lag, **small).fit(panel)
@@ -50,6 +51,7 @@ def test_forecasts_equal_a_naive_loop(panel, small, oracle, h, lag):
         assert (found.ds == pd.date_range(last, periods=h + 1, freq="D")[1:]).all()
 
 
+@pytest.mark.slow
 def test_forecasts_of_logarithms_equal_a_naive_loop(small, oracle, make_panel):
     df = make_panel(("wave", "constant", "large"))
     df = df[~df.y.le(0)]
@@ -68,6 +70,7 @@ def test_the_transform_is_the_logarithm_only_of_positive_values(make_panel, smal
     assert Forecaster(2, **small).fit(make_panel(kinds)).features_.log == (kinds == ("wave",))
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("cutoff", [9, 20, 44])
 def test_nothing_of_the_future_leaks(panel, small, cutoff):
     fc = Forecaster(5, quantiles=(0.2, 0.8), **small).fit(panel)
@@ -94,6 +97,7 @@ def make_segments(n, length):
     return Segments(np.arange(n), np.zeros(n, int), np.full(n, length))
 
 
+@pytest.mark.slow
 def test_training_sees_nothing_behind_the_end_of_a_truncated_panel(panel, small):
     """A forecaster of the past alone is what it is, whatever happens later."""
     cutoff = pd.Timestamp("2024-03-10")
@@ -102,6 +106,7 @@ def test_training_sees_nothing_behind_the_end_of_a_truncated_panel(panel, small)
     pd.testing.assert_frame_equal(a.predict(), b.predict())
 
 
+@pytest.mark.slow
 def test_quantiles_never_cross_and_have_columns_in_order(panel, small):
     fc = Forecaster(5, quantiles=(0.9, 0.1, 0.5), **{**small, "max_steps": 30, "n_models": 2}).fit(
         panel
@@ -116,6 +121,7 @@ def test_quantiles_never_cross_and_have_columns_in_order(panel, small):
     assert (out["Forecaster-q0.5"] <= out["Forecaster-q0.9"]).all()
 
 
+@pytest.mark.slow
 def test_several_models_are_the_mean_of_each_in_the_units_of_the_transform(make_panel, small):
     fc = Forecaster(3, **{**small, "n_models": 3}).fit(make_panel(("wave",)))
     each = []
@@ -127,6 +133,7 @@ def test_several_models_are_the_mean_of_each_in_the_units_of_the_transform(make_
     np.testing.assert_allclose(np.log(column(fc, fc.predict())), np.mean(each, 0), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_polars_frames_come_back_as_polars(panel, small, to_polars):
     found = Forecaster(4, **small).fit(to_polars(panel)).predict()
     expected = Forecaster(4, **small).fit(panel).predict()
@@ -137,6 +144,7 @@ def test_polars_frames_come_back_as_polars(panel, small, to_polars):
     )
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("times", "freq", "following"),
     [
@@ -175,6 +183,7 @@ def test_times_go_on_by_the_calendar(times, freq, following, small, oracle):
     np.testing.assert_allclose(out.Forecaster, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_update_equals_a_new_predict(panel, small):
     fc = Forecaster(4, quantiles=(0.5,), **small).fit(panel[panel.ds <= "2024-03-01"])
     expected = fc.predict(panel)
@@ -191,6 +200,7 @@ def test_update_equals_a_new_predict(panel, small):
     )
 
 
+@pytest.mark.slow
 def test_update_refuses_rows_that_are_known(panel, small):
     fc = Forecaster(4, **small).fit(panel)
     known = panel[panel.unique_id == "wave-60"]
@@ -223,6 +233,7 @@ EXOG = {
 }
 
 
+@pytest.mark.slow
 def test_covariates_known_ahead_are_learnt(rng, small):
     numbers = covariate_panel(rng, 60)
     settings = {**small, "max_steps": 150, "lr": 1e-2}
@@ -240,6 +251,7 @@ def test_covariates_known_ahead_are_learnt(rng, small):
     assert error(categories, EXOG) < 0.6 * plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["promo", "weather", "town"])
 def test_categories_that_training_did_not_see_have_the_code_zero(rng, small, name):
     """Known ahead, past or static: the embedding of code 0 is zero, and a warning names the column."""
@@ -266,6 +278,7 @@ def test_a_missing_horizon_is_named():
         Forecaster()
 
 
+@pytest.mark.slow
 def test_past_categories_may_be_missing_and_columns_keep_their_kind(rng, small):
     df = covariate_panel(rng)
     whole = Forecaster(4, freq=1, hist_exog_list=["weather"], **small).fit(df)
@@ -276,6 +289,7 @@ def test_past_categories_may_be_missing_and_columns_keep_their_kind(rng, small):
         whole.predict(df.assign(weather=1.0))
 
 
+@pytest.mark.slow
 def test_update_and_files_keep_covariates(rng, small, tmp_path):
     df = covariate_panel(rng)
     fc = Forecaster(4, freq=1, quantiles=(0.1, 0.9), **EXOG, **small).fit(df[df.ds < 40])
@@ -293,6 +307,7 @@ def test_update_and_files_keep_covariates(rng, small, tmp_path):
         pd.testing.assert_frame_equal(one.predict(futr_df=futr), expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_what_is_known_ahead_changes_only_the_steps_from_there_on(rng, small):
     df = covariate_panel(rng)
     fc = Forecaster(4, freq=1, **EXOG, **{**small, "max_steps": 20}).fit(df)
@@ -304,6 +319,7 @@ def test_what_is_known_ahead_changes_only_the_steps_from_there_on(rng, small):
     assert not same[:, 2].any()
 
 
+@pytest.mark.slow
 def test_arrays_equal_frames(rng, small):
     x = rng.normal(size=(2, 3, 47)) + 5
     fc = Forecaster(6, season_length=5, quantiles=(0.5,), **small).fit(x)
@@ -323,6 +339,7 @@ def test_arrays_equal_frames(rng, small):
     )
 
 
+@pytest.mark.slow
 def test_maps_equal_arrays_in_memory(rng, small, tmp_path):
     x = (rng.normal(size=(1, 9, 50)) + 9).astype("float32")
     h5save(tmp_path / "x.h5", {"x": x})
@@ -337,6 +354,7 @@ def test_maps_equal_arrays_in_memory(rng, small, tmp_path):
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("loss", ["smape", "mae", "mse", "mase", nn.HuberLoss()])
 @pytest.mark.parametrize("transform", ["log", "none"])
 def test_every_loss_trains(make_panel, small, loss, transform):
@@ -346,6 +364,7 @@ def test_every_loss_trains(make_panel, small, loss, transform):
     assert np.isfinite(fc.predict().Forecaster).all()
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     "settings", [{"cell": "gru"}, {"cell": GRU, "num_layers": 2}, {"model": "own"}]
 )
@@ -373,6 +392,7 @@ def test_series_without_any_recent_value_have_no_forecast_and_are_named(small):
     assert out.Forecaster.isna().tolist() == [True] * 3 + [False] * 3
 
 
+@pytest.mark.slow
 def test_a_failed_fit_leaves_the_earlier_one(panel, small):
     fc = Forecaster(3, freq="D", **small).fit(panel)
     expected = fc.predict()
@@ -419,6 +439,7 @@ def test_settings_that_cannot_be_are_refused_by_name(panel, small, settings, mes
         Forecaster(**{"h": 3, **small, **settings}).fit(panel)
 
 
+@pytest.mark.slow
 def test_data_of_another_kind_are_refused(panel, small, rng):
     fc = Forecaster(3, **small).fit(panel)
     with pytest.raises(DataError, match=r"df is an array, .*fitted on a data frame"):
@@ -442,6 +463,7 @@ def test_series_shorter_than_a_season_are_named(small, make_panel):
         Forecaster(3, **small).fit(make_panel(("wave",)))
 
 
+@pytest.mark.slow
 def test_steps_that_no_series_is_long_enough_for_are_the_season_before(small, rng):
     df = pd.DataFrame(
         {"unique_id": ["a"] * 9 + ["b"] * 6, "ds": [*range(9), *range(6)], "y": rng.normal(size=15)}
@@ -458,6 +480,7 @@ def test_steps_that_no_series_is_long_enough_for_are_the_season_before(small, rn
         assert same.tolist() == [False] * 8 + [True] * 4
 
 
+@pytest.mark.slow
 def test_numbers_that_were_categories_stay_categories(small, rng):
     df = covariate_panel(rng).assign(promo=lambda d: pd.Categorical(d.promo))
     fc = Forecaster(2, freq=1, futr_exog_list=["promo"], **small).fit(df)
@@ -466,6 +489,7 @@ def test_numbers_that_were_categories_stay_categories(small, rng):
     pd.testing.assert_frame_equal(fc.predict(futr_df=futr), expected)
 
 
+@pytest.mark.slow
 def test_values_that_have_no_logarithm_are_refused_later(small, make_panel):
     fc = Forecaster(3, **small).fit(make_panel(("wave",)))
     with warnings.catch_warnings():
@@ -474,6 +498,7 @@ def test_values_that_have_no_logarithm_are_refused_later(small, make_panel):
             fc.predict(make_panel(("zero",)))
 
 
+@pytest.mark.slow
 def test_threads_equal_one(make_panel, small):
     settings = {**small, "dropout": 0.0, "max_steps": 5}
     forecasts, names = [], []
@@ -494,6 +519,7 @@ def test_a_device_that_is_none_is_refused(make_panel, small):
         Forecaster(3, device="abacus", **small).fit(make_panel(("wave",)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transform", ["auto", "none"])
 def test_the_error_does_not_depend_on_the_level(transform):
     t, rng = np.arange(240), np.random.default_rng(0)

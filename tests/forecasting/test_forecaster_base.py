@@ -8,6 +8,7 @@ from fluxutils_py.forecasting import Forecaster
 pytestmark = pytest.mark.filterwarnings("ignore:.*series have no more steps than a season")
 
 
+@pytest.mark.slow
 def test_the_history_is_computed_when_it_is_first_needed(panel, small):
     fc = Forecaster(3, **small).fit(panel)
     assert isinstance(fc, Forecaster)

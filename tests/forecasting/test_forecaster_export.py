@@ -44,6 +44,7 @@ EXOG = {
 }
 
 
+@pytest.mark.slow
 def test_a_consumer_gives_covariates_as_they_are_and_gets_the_forecasts_of_predict(
     rng, small, tmp_path
 ):
@@ -93,6 +94,7 @@ def test_a_consumer_gives_covariates_as_they_are_and_gets_the_forecasts_of_predi
         np.testing.assert_allclose(np.stack([y[-1, 0] for y in found]), mine, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_another_forecaster_is_told_from_the_file(make_panel, small, tmp_path):
     panel = make_panel()
     fc = Forecaster(3, **small).fit(panel)

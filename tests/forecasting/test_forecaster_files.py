@@ -12,6 +12,7 @@ from fluxutils_py.nn import GRU
 pytestmark = pytest.mark.filterwarnings("ignore:.*series have no more steps than a season")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pandas", "polars", "zone", "integer", "array"])
 def test_a_forecaster_read_forecasts_and_updates_the_same(panel, small, to_polars, tmp_path, kind):
     df = panel
@@ -47,6 +48,7 @@ def test_a_forecaster_read_forecasts_and_updates_the_same(panel, small, to_polar
         pd.testing.assert_frame_equal(fc.predict(df), again.predict(df))
 
 
+@pytest.mark.slow
 def test_code_is_not_stored_but_asked_for(panel, small, tmp_path):
     fc = Forecaster(3, cell=GRU, loss=nn.HuberLoss(), **small).fit(panel)
     fc.save(tmp_path / "fc.pt")
@@ -56,6 +58,7 @@ def test_code_is_not_stored_but_asked_for(panel, small, tmp_path):
     pd.testing.assert_frame_equal(again.predict(), fc.predict())
 
 
+@pytest.mark.slow
 def test_other_files_and_other_networks_are_refused(panel, small, tmp_path):
     with pytest.raises(FileNotFoundError):
         Forecaster.load(tmp_path / "none.pt")

@@ -33,6 +33,7 @@ def walked(fc, y):
     return walk_held_out_end(windows, len(QUANTILES), fit), seen
 
 
+@pytest.mark.slow
 def test_forecasts_truths_and_baselines_are_those_of_their_origins(fitted):
     fc, y = fitted
     end, (shortened,) = walked(fc, y)
@@ -91,6 +92,7 @@ def test_too_little_history_is_not_held_out(fitted):
     assert held_out_steps(np.array([50, 50]), 14, 7) == 14
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("h", "missing"), [(1, slice(-30, None)), (3, slice(-30, None)), (3, slice(0, 125))]
 )

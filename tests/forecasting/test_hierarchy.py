@@ -36,6 +36,7 @@ def fc(df):
     return fc.fit(sum_groups(df, GROUPS))
 
 
+@pytest.mark.slow
 def test_sums_are_those_of_pandas(df):
     whole = df.copy()
     whole.loc[(whole.unique_id == "c") & (whole.ds == 20), "y"] = np.nan
@@ -52,6 +53,7 @@ def test_sums_are_those_of_pandas(df):
     assert of_polars["y"].to_list() == sum_groups(exact, GROUPS).y.tolist()
 
 
+@pytest.mark.slow
 def test_bottom_up_forecasts_are_sums(df, fc):
     plain = fc.predict().set_index(["unique_id", "ds"])
     out = fc.predict(hierarchy=GROUPS, reconcile="bottom_up").set_index(["unique_id", "ds"])
@@ -73,6 +75,7 @@ def test_bottom_up_forecasts_are_sums(df, fc):
     assert len(new) == 2 * 5
 
 
+@pytest.mark.slow
 def test_past_errors_are_those_of_forecasts_of_truncated_series(df, fc):
     whole = sum_groups(df, GROUPS)
     truth, forecast = past_steps(fc._fitted, fc.history_)
@@ -86,6 +89,7 @@ def test_past_errors_are_those_of_forecasts_of_truncated_series(df, fc):
             assert truth[i, -1 - back] == part[part.ds == 39 - back].y.item()
 
 
+@pytest.mark.slow
 def test_mint_equals_its_formula(fc):
     pytest.importorskip("hierarchicalforecast", reason="an extra")
     plain = fc.predict().Forecaster.to_numpy().reshape(5, 3)
@@ -116,6 +120,7 @@ def test_mint_equals_its_formula(fc):
     np.testing.assert_allclose(found[rows], S @ P @ plain[rows], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_old_spike_does_not_decide_how_forecasts_add_up(df, fc):
     pytest.importorskip("hierarchicalforecast", reason="an extra")
     spiked = df.copy()
@@ -141,6 +146,7 @@ def test_far_errors_are_clipped_and_usual_ones_are_not():
     np.testing.assert_array_equal(np.delete(found, 7, 1), np.delete(errors, 7, 1))
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("refit", [None, True])
 @pytest.mark.parametrize("method", ["mint", "bottom_up"])
 def test_cross_validation_reconciles_at_each_cutoff(df, fc, method, refit):
@@ -177,6 +183,7 @@ def test_what_cannot_add_up_in_cross_validation_is_refused(df, fc):
         fc.cross_validation(late, 2, refit=None, hierarchy=GROUPS)
 
 
+@pytest.mark.slow
 def test_what_cannot_add_up_is_refused(df, fc, monkeypatch, small):
     with pytest.raises(SpecError, match=r"'mint', 'bottom_up'.* got 'ols'"):
         fc.predict(hierarchy=GROUPS, reconcile="ols")

@@ -17,6 +17,7 @@ def fc(panel, small):
     return Forecaster(4, freq="D", quantiles=(0.2, 0.8), **small).fit(panel)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*no series has a later one")
 def test_each_forecast_is_that_of_the_series_up_to_its_cutoff(panel, fc):
     out = fc.predict_insample(step_size=5)
@@ -41,6 +42,7 @@ def test_each_forecast_is_that_of_the_series_up_to_its_cutoff(panel, fc):
             np.testing.assert_array_equal(seen, truth.reindex(expected.ds).to_numpy())
 
 
+@pytest.mark.slow
 def test_the_last_origin_is_that_of_cross_validation(panel, fc, to_polars):
     with pytest.warns(UserWarning, match="too short for the first window"):
         walked = fc.cross_validation(panel, refit=None)
@@ -56,6 +58,7 @@ def test_the_last_origin_is_that_of_cross_validation(panel, fc, to_polars):
     assert len(every) == 4 * (steps - 4).clip(lower=0).sum()
 
 
+@pytest.mark.slow
 def test_data_that_a_copy_does_not_hold_are_asked_for(panel, fc, tmp_path, small):
     fc.save(tmp_path / "fc.pt")
     for other in (Forecaster.load(tmp_path / "fc.pt"), pickle.loads(pickle.dumps(fc))):

@@ -40,6 +40,7 @@ print(json.dumps({"growth": peak[0] - before, "bytes": x.nbytes, "inputs": fc.fe
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and needs sparse files")
 def test_memory_does_not_grow_with_the_file(python, tmp_path):
     found = {}

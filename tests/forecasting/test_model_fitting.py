@@ -27,6 +27,7 @@ def test_steps_of_an_epoch_are_never_more_than_said(rng, batchsize):
     assert most <= len(windows) + 5
 
 
+@pytest.mark.slow
 def test_about_as_many_steps_are_made_as_asked_for(rng, small):
     x = rng.normal(size=(1, 96, 192)) + 50
     fc = Forecaster(3, season_length=1, **{**small, "max_steps": 12}).fit(x)

@@ -21,6 +21,7 @@ def fitted(small):
     return Forecaster(3, 5, futr_exog_list=["promo"], **small).fit(df)
 
 
+@pytest.mark.slow
 def test_the_rows_to_fill_in_are_those_that_are_forecast(fitted):
     frame = fitted.make_future_dataframe()
     assert frame.unique_id.tolist() == ["a"] * 3 + ["b"] * 3
@@ -50,6 +51,7 @@ def test_rows_of_other_series_and_times_are_left_out(fitted):
     pd.testing.assert_frame_equal(fitted.predict(futr_df=pd.concat([more, frame])), expected)
 
 
+@pytest.mark.slow
 def test_series_that_change_too_little_beside_the_others_are_named(small):
     t = np.arange(60)
     wave = -3 - np.sin(t / 2)

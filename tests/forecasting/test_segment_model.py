@@ -86,6 +86,7 @@ def test_outputs_are_those_by_hand_and_do_not_depend_on_windows():
     assert not model(x)[..., 10:H].any()
 
 
+@pytest.mark.slow
 def test_update_files_and_longer_histories_agree(fitted, tmp_path):
     fc, y = fitted
     whole = fc.predict(y)
@@ -125,6 +126,7 @@ def test_origins_are_the_inputs_and_targets_of_their_steps(fitted):
             np.testing.assert_allclose(t[:, i, 0], expected, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_kind_with_the_smaller_error_on_the_held_out_end_is_chosen(capsys):
     t = np.arange(600)
     y = 3 + np.sin(2 * np.pi * t / SEASON) + 0.1 * np.random.default_rng(0).normal(size=(1, 8, 600))
@@ -187,6 +189,7 @@ def test_a_kind_without_another_is_the_best():
     assert best_network({"recurrent": 0.9}) == "recurrent"
 
 
+@pytest.mark.slow
 def test_weights_of_origins_equal_a_plain_loop():
     y = values()[:, :, :60]
     w = np.random.default_rng(5).uniform(size=y.shape)
@@ -213,6 +216,7 @@ def test_weights_of_origins_equal_a_plain_loop():
             np.testing.assert_allclose(found[i, [k, H + k]], expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_segments_learn_from_weights_and_stop_by_a_validation_part():
     y = values()
     settings = {"network": "segments", "max_steps": 8, "hidden_size": 3, "n_models": 1}

@@ -32,6 +32,7 @@ def paths_of(frame, name, n):
     return part.Forecaster.to_numpy().reshape(n, H)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [40, 399])
 def test_marginals_are_the_quantiles(fc, n):
     fc, _ = fc
@@ -46,6 +47,7 @@ def test_marginals_are_the_quantiles(fc, n):
             assert (abs(below - q) <= 1 / n + 1e-9).all()
 
 
+@pytest.mark.slow
 def test_scores_are_those_of_forecasts_of_truncated_series(fc):
     fc, df = fc
     nodes = [NormalDist().inv_cdf(q) for q in LEVELS]
@@ -73,6 +75,7 @@ def test_scores_are_those_of_forecasts_of_truncated_series(fc):
     assert {tuple(r) for r in paths.argsort(0).argsort(0)} == ranks
 
 
+@pytest.mark.slow
 def test_walks_stay_together_and_noise_does_not(small):
     rng = np.random.default_rng(2)
     noise = 10 + rng.normal(size=(1, 6, 120))
@@ -90,6 +93,7 @@ def test_walks_stay_together_and_noise_does_not(small):
     assert abs(correlations[1]) < 0.35
 
 
+@pytest.mark.slow
 def test_paths_depend_on_random_state_alone_and_follow_updates(fc, tmp_path):
     fc, df = fc
     fc.save(tmp_path / "fc.pt")
@@ -107,6 +111,7 @@ def test_paths_depend_on_random_state_alone_and_follow_updates(fc, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_counts_stay_above_zero_and_what_cannot_be_is_refused(fc, small, rng):
     counts = rng.poisson(0.5, size=(1, 3, 60)).astype(float)
     settings = {**small, "max_steps": 60, "season_length": 1}

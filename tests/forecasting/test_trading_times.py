@@ -35,6 +35,7 @@ def values():
     return 20 + np.sin(2 * np.pi * t / 5) + np.random.default_rng(0).normal(size=N + 8) / 5
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("case", CASES)
 def test_forecasts_are_those_of_integer_times_at_the_right_times(case, small, tmp_path):
     times, freq, season = CASES[case]
@@ -60,6 +61,7 @@ def test_forecasts_are_those_of_integer_times_at_the_right_times(case, small, tm
     assert walked.cutoff.unique().tolist() == [times[N - 9], times[N - 5]]
 
 
+@pytest.mark.slow
 def test_what_is_not_in_the_calendar_is_refused_or_no_row_ahead(small):
     times = CASES["sessions"][0]
     df = pd.DataFrame({"unique_id": "a", "ds": times, "y": values(), "promo": 0.0})
@@ -86,6 +88,7 @@ def test_what_is_not_in_the_calendar_is_refused_or_no_row_ahead(small):
         Forecaster(4, freq=SESSIONS, **small).fit(df.assign(ds=df.index))
 
 
+@pytest.mark.slow
 def test_positions_in_the_day_of_a_calendar():
     times, freq, _ = CASES["bh"]
     df = pl.DataFrame({"unique_id": ["a"] * len(times), "ds": times.to_list(), "y": values()})

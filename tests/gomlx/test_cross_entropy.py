@@ -81,6 +81,7 @@ def test_labels_in_a_last_axis_with_weights_and_a_mask(data):
     )
 
 
+@pytest.mark.slow
 def test_a_trainer_and_an_estimator_learn_with_them(data):
     _, q, scores, labels, _, _ = data
     x, y = tensors(scores, labels)

@@ -30,6 +30,7 @@ def test_elements_of_weight_0_do_not_count():
         MedianMetric(nn.L1Loss(), "error").update(x, y, weight=(~y.isnan()).float())
 
 
+@pytest.mark.slow
 def test_a_sample_of_many_values_has_about_their_median():
     metric = MedianMetric(name="value", sample_size=301)
     for value in np.random.default_rng(0).permutation(5001):

@@ -52,6 +52,7 @@ def weights(model):
 # -- training ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_training_equals_a_plain_loop():
     model, plain = net(), net()
     trainer = Trainer(model, mse, torch.optim.Adam)
@@ -381,6 +382,7 @@ def test_there_are_exactly_so_many_executors():
     assert Trainer(net()).max_kinds == 20
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(
     "ignore:The .grad attribute of a Tensor"
 )  # torch's, of what crosses a break in the graph

@@ -56,6 +56,7 @@ def expected(df, columns):
         yield part.reindex(pd.date_range(part.index[0], part.index[-1], freq="h"))
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_series_of_different_lengths_are_lists_and_come_back(library, tmp_path):
     df = long_frame(gaps=[(0, 2), (2, 5)])
@@ -83,6 +84,7 @@ def test_series_of_different_lengths_are_lists_and_come_back(library, tmp_path):
     np.testing.assert_allclose(columns["load_hat"], df["load"] + 1)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_series_of_one_length_are_an_array_that_an_estimator_takes(library, tmp_path):
     df = long_frame((30, 30, 30), gaps=[(1, 4)])
@@ -111,6 +113,7 @@ def test_rows_without_times_are_steps_in_their_order():
     assert list(one.to_frame(one.x, ["again"]).columns) == ["again"]
 
 
+@pytest.mark.slow
 def test_text_stays_text_and_its_gaps_are_missing_labels():
     df = long_frame((20, 20), gaps=[(0, 3)])
     series = from_frame(df, "town", "at", x="wind", y="sky")
@@ -192,6 +195,7 @@ def as_lists(frame):
     return {c: [None if pd.isna(v) else v for v in frame[c].tolist()] for c in frame}
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("seed", range(16))
 def test_labels_keep_their_type_from_the_frame_to_the_classes_and_back(seed, tmp_path):
     rng = np.random.default_rng(seed)
@@ -246,6 +250,7 @@ def test_labels_keep_their_type_from_the_frame_to_the_classes_and_back(seed, tmp
         assert as_lists(other.to_frame(clf.predict(other.x)))["sky_hat"] == found
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("h5", [False, True])
 def test_targets_keep_their_type_beside_other_inputs(h5, tmp_path):
     df = long_frame((9, 9))
@@ -312,6 +317,7 @@ def test_times_keep_their_zone_where_clocks_change(zone):
     assert str(back["at"].dtype.tz) == zone
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("h5", [False, True])
 def test_what_cannot_be_used_is_named(h5, tmp_path):
     path = tmp_path / "a.h5" if h5 else None
@@ -348,6 +354,7 @@ def test_predictions_of_other_series_are_refused():
         series.to_frame(series.y, ["at"])
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("lengths", [(23, 23, 23), (23, 9, 14)])
 def test_parquet_becomes_a_mapped_file_part_by_part(lengths, tmp_path, monkeypatch):
     monkeypatch.setattr(frame_rows, "PART_ROWS", 5)
@@ -387,6 +394,7 @@ def test_a_row_that_comes_twice_in_different_parts_is_refused(tmp_path, monkeypa
     assert not (tmp_path / "a.h5").exists()
 
 
+@pytest.mark.slow
 def test_one_target_per_series_of_a_file(tmp_path, monkeypatch):
     monkeypatch.setattr(frame_rows, "PART_ROWS", 4)
     df = long_frame((6, 7))
@@ -398,6 +406,7 @@ def test_one_target_per_series_of_a_file(tmp_path, monkeypatch):
         from_frame(given, "town", "at", y="load", **options)
 
 
+@pytest.mark.slow
 def test_memory_stays_bounded_where_the_file_is_large(tmp_path, monkeypatch):
     n = 300_000
     rng = np.random.default_rng(0)

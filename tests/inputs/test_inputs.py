@@ -72,6 +72,7 @@ def same(a, b):
 # -- fit -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("layer", [LSTM, GRU])
 @pytest.mark.parametrize(
     "spec", [{}, {"rebatch": True, "batchsize": 32}, {"overlap": 2, "burn_in": 1, "clip": 0.1}]
@@ -92,6 +93,7 @@ def test_views_and_arrays_may_be_mixed(mixed):
     assert same(make().fit(of_x(X), of_y(Y)), make().fit(X, Y))
 
 
+@pytest.mark.slow
 def test_the_rows_of_a_view_are_trained_on():
     which = [5, 0, 3, 6, 2]
     assert same(
@@ -111,6 +113,7 @@ def test_steps_with_gaps_are_trained_on_as_series_of_their_own(context):
     assert same(est, make().fit(*pieces))
 
 
+@pytest.mark.slow
 def test_stretches_of_unequal_length_are_padded_series():
     steps = np.array([0, 1, 2, 3, 4, 5, 8, 9, 12])
     est = make().fit(timesteps(X)[steps], timesteps(Y)[steps])
@@ -162,6 +165,7 @@ class First:
         self.weights = net2vec(loop.shared_data["model"]).clone()
 
 
+@pytest.mark.few
 @forms
 def test_partial_fit_and_warm_start_go_on(view):
     x, y = view(X), view(Y)
@@ -192,6 +196,7 @@ def view_name(view):
     return {samples: "samples", timesteps: "timesteps"}.get(view, "native")
 
 
+@pytest.mark.few
 @forms
 def test_validation_data_may_be_views(view):
     v = slice(2, 6)
@@ -312,6 +317,7 @@ def test_a_state_takes_the_place_of_the_context():
         est.predict(timesteps(X)[np.array([0, 1, 7, 8])], state=state)
 
 
+@pytest.mark.slow
 def test_a_matrix_is_taken_for_the_view_that_it_looks_like():
     """Tools such as permutation_importance make a matrix of a view."""
     est = make().fit(samples(X), samples(Y))
@@ -341,6 +347,7 @@ def test_other_lengths_than_those_of_training_may_be_predicted():
 # -- matrices --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_rows_are_series_of_one_step():
     x, y = X[:, 0].T, Y[:, 0].T  # (T samples, F), (T, G)
     est = make().fit(x, y)
@@ -353,6 +360,7 @@ def test_rows_are_series_of_one_step():
     assert np.array_equal(vector.predict(x), make().fit(x, y[:, :1]).predict(x)[:, 0])
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("y", ["one", "two", "step"])
 def test_matrices_of_n_timesteps_are_samples(y):
     x = rows("samples", X)
@@ -459,6 +467,7 @@ def test_weights_of_series_weigh_their_targets():
 W = np.random.default_rng(5).uniform(0, 2, (N, T)) * (np.random.default_rng(6).random((N, T)) > 0.2)
 
 
+@pytest.mark.few
 @forms
 @pytest.mark.parametrize("per", ["series", "step", "frame", "list", "torch", "float32", "integers"])
 def test_weights_go_with_rows(view, per):
@@ -489,6 +498,7 @@ def test_constant_weights_of_steps_are_no_weights():
     assert torch.allclose(net2vec(est), net2vec(make().fit(X, Y)), rtol=0, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_steps_of_weight_0_do_not_count():
     w = np.ones(T)
     w[[0, 5, 12]] = 0
@@ -542,6 +552,7 @@ def test_a_pickled_estimator_predicts_the_same_and_goes_on(view, per_series):
     assert same(again.partial_fit(view(X), y), est.partial_fit(view(X), y))
 
 
+@pytest.mark.few
 @forms
 def test_the_same_random_state_gives_the_same_and_no_global_generator_moves(view):
     torch.manual_seed(7)
@@ -600,6 +611,7 @@ def test_views_that_are_split_differently():
         make().fit(timesteps(X), Y[0, 0])
 
 
+@pytest.mark.slow
 def test_plain_targets_of_time_steps():
     """(T, G * N) as timesteps(y) looks; a vector for one series."""
     assert same(make().fit(timesteps(X), rows("timesteps", Y)), make().fit(X, Y))
@@ -611,6 +623,7 @@ def test_plain_targets_of_time_steps():
 # -- files -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("case", ["samples", "per series", "timesteps", "rows", "frame", "strings", "balanced",
                                   "weights", "per step strings", "regressor", "classifier", "gru"])  # fmt: skip
 def test_what_is_saved_is_loaded(case, tmp_path):
@@ -667,6 +680,7 @@ def test_what_is_saved_is_loaded(case, tmp_path):
     assert np.array_equal(again.predict(x), est.predict(x))
 
 
+@pytest.mark.slow
 def test_a_mean_loss_of_the_users_own_needs_no_weights_for_views():
     est = Estimator(net, seqloss(mse_loss), None, SPEC, random_state=0)
     assert torch.equal(net2vec(est.fit(samples(X), samples(Y))), net2vec(est.fit(X, Y)))

@@ -27,6 +27,7 @@ def x():
     )
 
 
+@pytest.mark.slow
 def test_predictions_have_the_labels_of_series_and_time(x):
     est = Estimator(spec=SPEC, random_state=0).fit(x, x[:1])
     plain = est.predict(x)
@@ -41,6 +42,7 @@ def test_predictions_have_the_labels_of_series_and_time(x):
     np.testing.assert_array_equal(again, est.predict(later.values))
 
 
+@pytest.mark.slow
 def test_one_prediction_per_series_has_its_labels(x):
     clf = EstimatorClassifier(spec=SPEC, random_state=0).fit(x, list("uvuvu"))
     found = clf.predict(x, out="xarray")

@@ -82,6 +82,7 @@ def agrees(x, y, mean, std, *args, lengths=None, starts=None):
     assert np.allclose(est.predict(x, **part), wanted, rtol=1e-9, atol=0, equal_nan=True)
 
 
+@pytest.mark.slow
 def test_sales_around_50_are_learnt_with_all_defaults(rng):
     x = rng.normal(20, 5, size=(3, 20, 40)).astype("float32")
     sales = (
@@ -99,11 +100,13 @@ def test_sales_around_50_are_learnt_with_all_defaults(rng):
     assert model.score(x[:, test], sales[:, test]) > 0.8
 
 
+@pytest.mark.few
 @pytest.mark.usefixtures("_block_sizes")
 def test_a_fit_is_one_on_targets_that_were_scaled_by_hand(x, y):
     agrees(x, y, *by_hand(y))
 
 
+@pytest.mark.few
 @pytest.mark.usefixtures("_block_sizes")
 def test_only_steps_that_count_count(x, y, rng):
     w = rng.random((N, T)) * (rng.random((N, T)) > 0.2)
@@ -116,6 +119,7 @@ def test_only_steps_that_count_count(x, y, rng):
     agrees(x, y, *by_hand(y, exists, w), w, lengths=lengths, starts=starts)
 
 
+@pytest.mark.slow
 def test_one_target_per_series(x, y):
     per_series = y[:, :, -1].T
     mean, std = per_series.mean(0), per_series.std(0)
@@ -130,6 +134,7 @@ def test_one_target_per_series(x, y):
     )
 
 
+@pytest.mark.slow
 def test_integers_and_matrices(x, y):
     whole = (y[:1] * 10).round().astype(np.int64)
     est = plain_regressor(**SMALL).fit(x, whole)
@@ -147,6 +152,7 @@ def test_constants_are_learnt_as_they_are(x):
     assert est.predict(x) == pytest.approx(np.full((1, N, T), 1e9), abs=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"early_stopping": True, "validation_fraction": 0.3}])
 def test_a_large_mean_takes_no_digits_from_float32_inputs(x, y, settings):
     """Targets 1 apart around 1e9, where float32 knows multiples of 64."""
@@ -183,6 +189,7 @@ def test_what_is_held_out_takes_no_part(x, y):
     assert est.target_mean_ == pytest.approx(by_hand(y[:, :, : T - 6])[0], rel=1e-12)
 
 
+@pytest.mark.slow
 def test_a_fit_that_goes_on_keeps_the_first_scale(x, y):
     mean, std = by_hand(y)
     plain = plain_regressor(**SMALL, scale_target=False).partial_fit(x, scaled(y, mean, std))
@@ -207,6 +214,7 @@ def test_it_can_be_turned_off(x, y):
         plain_regressor(scale_target="yes").fit(x, y)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_it_is_stored(x, y, dtype, tmp_path):
     x, y = x.astype(dtype), y.astype(dtype)
@@ -225,6 +233,7 @@ def test_it_is_stored(x, y, dtype, tmp_path):
         )
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("view", [lambda a: a, samples, timesteps])
 def test_every_form_gives_the_same(x, y, view):
     native = plain_regressor(**SMALL).fit(x, y)
@@ -234,6 +243,7 @@ def test_every_form_gives_the_same(x, y, view):
     assert est.score(view(x), view(y)) == native.score(x, y)
 
 
+@pytest.mark.slow
 def test_a_file_is_read_block_by_block_and_never_written(x, y, tmp_path):
     h5save(tmp_path / "d.h5", {"x": x, "y": y})
     mx, my = h5mmap(tmp_path / "d.h5", "x"), h5mmap(tmp_path / "d.h5", "y")
@@ -253,6 +263,7 @@ class Watched:
         return self.array[key]
 
 
+@pytest.mark.slow
 def test_no_more_than_blocks_are_ever_read(x, y, monkeypatch):
     monkeypatch.setattr(blocks_module, "BLOCK", 60)  # values; a window has 5 * 6 * 2
     watched = Watched(y)
@@ -263,6 +274,7 @@ def test_no_more_than_blocks_are_ever_read(x, y, monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_a_fit_that_was_killed_goes_on_and_one_on_other_targets_does_not(x, y, tmp_path):
     def stop(loop):
         if loop.step == 5:
@@ -282,6 +294,7 @@ def test_a_fit_that_was_killed_goes_on_and_one_on_other_targets_does_not(x, y, t
         make().fit(x, other)
 
 
+@pytest.mark.slow
 def test_infinite_targets_are_refused_as_ever(x, y):
     y[0, 3, 4] = np.inf
     est = plain_regressor(**SMALL)

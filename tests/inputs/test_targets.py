@@ -55,6 +55,7 @@ def matrix(y):
     return y.transpose(1, 0, 2).reshape(y.shape[1], -1)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("kind", [plain_regressor, plain_classifier])
 @pytest.mark.parametrize("listed", [False, True], ids=["array", "list"])
 def test_with_one_target_per_series_fit_refuses_what_predict_refuses(x, y, kind, listed):
@@ -83,6 +84,7 @@ def test_with_one_target_per_series_fit_refuses_what_predict_refuses(x, y, kind,
 # -- matrices --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("g", [1, 2])
 def test_a_matrix_of_all_steps_beside_samples_is_every_steps(x, y, g):
     native = plain_regressor(**SMALL).fit(x, y[:g])
@@ -101,6 +103,7 @@ def test_a_matrix_of_all_steps_beside_samples_is_every_steps(x, y, g):
     assert est.score(samples(other[0]), matrix(other[1])) == native.score(*other)
 
 
+@pytest.mark.slow
 def test_other_matrices_beside_samples_are_of_series(x, y):
     last = y[:, :, -1].T
     est = plain_regressor(**SMALL).fit(samples(x), last)
@@ -115,6 +118,7 @@ def test_other_matrices_beside_samples_are_of_series(x, y):
         est.score(samples(x[:, :, :n_steps]), last)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("n_steps", "view", "g"), [(4, samples, 1), (4, samples, 2), (T, lambda a: a, 1)]
 )
@@ -145,6 +149,7 @@ def back(y):
     return y * 20 + 500
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("g", [1, 2])
 @pytest.mark.parametrize("view", [samples, timesteps])
 def test_transformed_targets_are_right_by_default(rng, view, g):
@@ -197,6 +202,7 @@ def labels(x):
     return LABELS[np.digitize(x[0], [-0.4, 0.4])]
 
 
+@pytest.mark.slow
 def test_labels_of_steps_may_be_a_matrix(x, labels):
     native = plain_classifier(**SMALL).fit(x, labels[None])
     for est in (
@@ -235,6 +241,7 @@ def test_class_weights_of_labels_that_are_no_class_are_refused(x, labels):
         plain_classifier(**SMALL, class_weight={"zzz": 3, classes[0]: 1}).fit(x, labels)
 
 
+@pytest.mark.slow
 def test_a_flat_matrix_after_sequences_is_told_how_to_come(x, y):
     est = plain_regressor(**SMALL).fit(x, y[:1])
     for flat in (samples(x), matrix(x)):
@@ -249,6 +256,7 @@ def test_a_flat_matrix_after_sequences_is_told_how_to_come(x, y):
         ).importances_mean.shape == (F * T,)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("none", [None, np.nan, pd.NA])
 @pytest.mark.parametrize("form", ["native", "matrix", "samples", "timesteps", "file"])
 def test_steps_without_a_label_do_not_count(x, labels, none, form, rng):
@@ -305,6 +313,7 @@ def test_a_series_without_a_label_is_refused(x, labels, none):
         est.partial_fit(x, np.arange(N).astype(object))
 
 
+@pytest.mark.slow
 def test_displays_and_metrics_take_the_steps(x, labels, rng):
     mpl.use("agg")
     est = plain_classifier(**SMALL).fit(x, labels)
@@ -340,6 +349,7 @@ def test_displays_and_metrics_take_the_steps(x, labels, rng):
         flatten_steps(y, found[:, :, 1:])
 
 
+@pytest.mark.slow
 def test_displays_take_estimators_of_series_and_of_one_series_in_time(x, labels):
     mpl.use("agg")
     per_series = plain_classifier(**SMALL).fit(samples(x), labels[:, -1])
@@ -354,6 +364,7 @@ def test_displays_take_estimators_of_series_and_of_one_series_in_time(x, labels)
     assert 0 <= RocCurveDisplay.from_estimator(per_step, one, is_ant).roc_auc <= 1
 
 
+@pytest.mark.slow
 def test_numbers_are_flattened_too(x, y):
     y[0, 3, 4] = np.nan
     est = plain_regressor(**SMALL).fit(x, y)
@@ -398,6 +409,7 @@ def test_the_mask_of_a_masked_array_is_never_dropped(x, y, labels, what):
     )
 
 
+@pytest.mark.slow
 def test_other_uses_of_masked_arrays_are_refused_too(x, y):
     est = plain_regressor(**SMALL).fit(x, y)
     for call in (
@@ -439,6 +451,7 @@ def test_a_matrix_of_targets_of_all_steps_of_one_series_is_refused_with_its_tran
         plain_regressor(**SMALL).fit(x[:, :1], rows[1:])
 
 
+@pytest.mark.slow
 def test_probabilities_of_labels_per_step_in_folds_name_the_loop_that_works(x):
     y = (x[:1] > 0).astype(float)
     lengths = np.arange(N) % 4 + T - 3

@@ -80,6 +80,7 @@ class Start:
         self.model = copy.deepcopy(loop.shared_data["estimator"].model_)
 
 
+@pytest.mark.few
 @every
 def test_law_1_and_2_a_fit_is_back_propagation_through_whole_series(kind):
     start = Start()
@@ -106,6 +107,7 @@ def test_law_1_and_2_a_fit_is_back_propagation_through_whole_series(kind):
     assert est.history_[-1]["folds"] == 1
 
 
+@pytest.mark.few
 @every
 def test_law_3_chunks_equal_the_whole(kind):
     est = plain(kind)
@@ -122,6 +124,7 @@ def test_law_3_chunks_equal_the_whole(kind):
                 assert np.abs(y - whole).max() < 1e-12 * np.abs(whole).max()
 
 
+@pytest.mark.few
 @every
 def test_law_4_and_5_steps_without_a_target_are_steps_without_weight(kind):
     y, odd = targets(kind), np.random.default_rng(1).random((N, T)) < 0.3
@@ -139,6 +142,7 @@ def test_law_4_and_5_steps_without_a_target_are_steps_without_weight(kind):
     assert (net2vec(fit(kind, *series)) - net2vec(starting)).abs().max() < same
 
 
+@pytest.mark.few
 @every
 def test_law_7_threads_equal_one(kind):
     # threads draw other numbers than one
@@ -150,6 +154,7 @@ def test_law_7_threads_equal_one(kind):
     assert torch.equal(net2vec(random), net2vec(fit(kind, *short(kind), n_jobs=2)))
 
 
+@pytest.mark.few
 @every
 def test_law_8_a_fit_that_was_stopped_goes_on_bit_for_bit(kind, tmp_path):
     def fall(loop):
@@ -167,6 +172,7 @@ def test_law_8_a_fit_that_was_stopped_goes_on_bit_for_bit(kind, tmp_path):
     assert np.array_equal(found.predict(X), expected.predict(X))
 
 
+@pytest.mark.few
 @every
 def test_law_9_a_file_is_the_array(kind, tmp_path):
     h5save(tmp_path / "d.h5", {"x": X, **({} if is_classifier(kind) else {"y": SALES})})

@@ -69,6 +69,7 @@ def whole_series(case, folder):
     return est, oracle
 
 
+@pytest.mark.few
 @pytest.mark.filterwarnings("ignore:this fit makes")
 @pytest.mark.parametrize("net", ["mingru", "minlstm", "lru"])
 @pytest.mark.parametrize("form", FORMS)
@@ -81,6 +82,7 @@ def test_one_update_is_that_of_backpropagation_through_whole_series(net, form, t
         assert est.loss_curve_ == pytest.approx(oracle.loss_curve, rel=10 * tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:this fit makes")
 def test_truncated_gradients_are_others(tmp_path):
     case = settle({**BASE, "net": "lru", "gradient": "truncated"})
@@ -88,6 +90,7 @@ def test_truncated_gradients_are_others(tmp_path):
     assert difference(est.grad_, oracle.gradient) > 1e-2
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("net", ["lru", "mingru", "minlstm", "mingru2"])
 def test_fits_of_many_updates_equal_a_naive_loop(net):
     """More draws stand in test_differential.py."""
@@ -115,6 +118,7 @@ def fit(model, x=X, y=Y, n_jobs=None, **spec):
     return Estimator(model, None, opt, Spec(**spec), n_jobs=n_jobs, random_state=0).fit(x, y)
 
 
+@pytest.mark.slow
 def test_threads_equal_one():
     model = net(MinGRU, partial(LRU, trainable_init=True))
     alone = fit(model)
@@ -124,6 +128,7 @@ def test_threads_equal_one():
     assert difference(net2vec(fit(model, n_jobs=8)), net2vec(alone)) < 1e-12
 
 
+@pytest.mark.slow
 def test_the_gradient_of_an_evaluation_is_exact():
     est = fit(net(LRU))
     loss, gradient = est.evaluate(X, Y, gradient=True)
@@ -139,6 +144,7 @@ def test_the_gradient_of_an_evaluation_is_exact():
     assert difference(est.evaluate(X, Y, gradient=True)[1], whole) > 1e-3
 
 
+@pytest.mark.slow
 def test_validation_in_between_changes_nothing():
     est = fit(net(MinLSTM))
     spec = Spec(epochs=10, batchsize=6, seqsize=4, gradient="exact")
@@ -148,6 +154,7 @@ def test_validation_in_between_changes_nothing():
     assert torch.equal(net2vec(watched), net2vec(est))
 
 
+@pytest.mark.slow
 def test_series_are_not_cut_by_themselves():
     x, y = X.reshape(2, 1, 180), Y.reshape(1, 1, 180)
     assert fit(net(LRU), x, y).history_[0]["folds"] == 1
@@ -155,6 +162,7 @@ def test_series_are_not_cut_by_themselves():
     assert fit(net(LRU), x, y, rebatch=True).history_[0]["folds"] == 6
 
 
+@pytest.mark.slow
 def test_layers_that_stay_truncated_are_named():
     with pytest.warns(UserWarning, match=r"gradient='exact'.*1 \(GRU\).*LRU, MinGRU and MinLSTM"):
         fit(net(LRU, GRU))
@@ -172,12 +180,14 @@ class OwnCell(nn.Module):
         return h, h
 
 
+@pytest.mark.slow
 def test_a_layer_of_ones_own_stays_truncated():
     model = nn.Sequential(Recur(OwnCell()), nn.Linear(2, 1)).double()
     with pytest.warns(UserWarning, match=r"0 \(OwnCell\) stays truncated"):
         fit(model)
 
 
+@pytest.mark.slow
 def test_ready_made_estimators_take_it():
     small = {"hidden_size": 4, "epochs": 1, "batchsize": 1, "seqsize": 4, "random_state": 0}
     exact = SequenceRegressor(cell="mingru", gradient="exact", **small).fit(X, Y)

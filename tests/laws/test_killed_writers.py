@@ -143,6 +143,7 @@ WRITERS = {
 }
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_kill_at_any_call_loses_nothing_and_the_next_run_goes_on(tmp_path, name):
     prepare, write, read = WRITERS[name]
@@ -171,6 +172,7 @@ def add_many(folder):
         h5create(folder / "a.h5", f"y{i}", (1, 2, i + 1), "u1", exist_ok=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("libver", ["earliest", "latest"])
 def test_a_kill_among_many_additions_loses_none_of_those_before(tmp_path, libver):
     folder, copies = tmp_path / "data", tmp_path / "copies"

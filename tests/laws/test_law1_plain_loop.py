@@ -18,6 +18,7 @@ adam = partial(torch.optim.Adam, lr=1e-2)
 spec = Spec(epochs=4, batchsize=B, seqsize=S)  # 5 groups of series, 5 windows each: 100 steps
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_parameters_after_100_adam_steps(dtype):
     task = make_task(dtype)
@@ -30,6 +31,7 @@ def test_parameters_after_100_adam_steps(dtype):
     assert difference(est.grad_, torch.stack(grads[-25:]).mean(0)) < TOLERANCE[dtype]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     "optimizer",
     [
@@ -47,6 +49,7 @@ def test_any_optimizer(task, optimizer):
     assert difference(net2vec(est), expected) < 1e-12
 
 
+@pytest.mark.slow
 def test_the_default_optimizer_is_adamw(task):
     expected, _, _ = plain_loop(task, torch.optim.AdamW)
     est = Estimator(task.ours(), None, None, Spec(epochs=1, batchsize=B, seqsize=S)).fit(
@@ -55,6 +58,7 @@ def test_the_default_optimizer_is_adamw(task):
     assert difference(net2vec(est), expected) < 1e-12
 
 
+@pytest.mark.slow
 def test_an_optimizer_instance_keeps_its_groups(task):
     lstm, head = task.plain()
     model = nn.Sequential(lstm, head)
@@ -75,6 +79,7 @@ def test_an_optimizer_instance_keeps_its_groups(task):
     assert [g["lr"] for g in est.optimizer_.param_groups] == [0.1, 1e-3]
 
 
+@pytest.mark.slow
 def test_a_loss_that_steps_through_time(task):
     def loss(model, xs, ys):
         total = sum(F.mse_loss(model(x), y) for x, y in zip(xs, ys, strict=True))
@@ -87,6 +92,7 @@ def test_a_loss_that_steps_through_time(task):
     assert difference(net2vec(est), expected) < 1e-12
 
 
+@pytest.mark.slow
 def test_a_model_that_takes_single_steps_only(task):
     class PerStep(nn.Module):
         def __init__(self, lstm, head):
@@ -104,6 +110,7 @@ def test_a_model_that_takes_single_steps_only(task):
     assert difference(net2vec(est), expected) < 1e-12
 
 
+@pytest.mark.slow
 def test_a_cell_in_a_sequential(task):
     lstm, head = task.plain()
     cell = nn.LSTMCell(3, 7).double()
@@ -117,6 +124,7 @@ def test_a_cell_in_a_sequential(task):
     assert difference(net2vec(est), expected) < 1e-12
 
 
+@pytest.mark.slow
 def test_clip_is_the_global_norm(task):
     clip = 0.4
     expected, _, grads = plain_loop(
@@ -131,6 +139,7 @@ def test_clip_is_the_global_norm(task):
     assert difference(est.grad_, torch.stack(grads).mean(0)) < 1e-12  # grad_ is before clipping
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("k", [2, 3, 1000])
 def test_accumulate_weighs_windows_by_their_steps(task, k):
     lstm, head = task.plain()
@@ -164,6 +173,7 @@ def test_accumulate_weighs_windows_by_their_steps(task, k):
     assert difference(net2vec(est), flat(params)) < 1e-12
 
 
+@pytest.mark.slow
 def test_shuffle_moves_series_never_time(task):
     seen = []
 
@@ -194,6 +204,7 @@ def test_shuffle_moves_series_never_time(task):
     assert orders[0] != orders[1] != list(range(37))
 
 
+@pytest.mark.slow
 def test_embeddings_and_cross_entropy():
     rng = np.random.default_rng(0)
     x = rng.integers(0, 11, size=(1, 13, 29))
@@ -228,6 +239,7 @@ def test_embeddings_and_cross_entropy():
     assert est.score(x, y) == pytest.approx((est.predict(x).argmax(0) == y[0]).mean())
 
 
+@pytest.mark.slow
 def test_tuples_of_inputs_and_outputs(task):
     class TwoInTwoOut(nn.Module):
         def __init__(self, lstm, head):
@@ -270,6 +282,7 @@ def test_tuples_of_inputs_and_outputs(task):
     assert difference(net2vec(custom), expected) < 1e-12
 
 
+@pytest.mark.slow
 def test_global_generators_are_left_alone_and_random_state_rules(task):
     model = nn.Sequential(LSTM(3, 7, num_layers=2, dropout=0.5), nn.Linear(7, 2))
     made = Estimator(
@@ -286,6 +299,7 @@ def test_global_generators_are_left_alone_and_random_state_rules(task):
     assert not torch.equal(first, net2vec(made.set_params(random_state=8).fit(task.x, task.y)))
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     "spec", [Spec(2, 4, 5, accumulate=3), Spec(2, 4, 5, clip=1e-3)], ids=["accumulate", "clip"]
 )

@@ -22,6 +22,7 @@ still = partial(torch.optim.SGD, lr=0.0)
 sgd = partial(torch.optim.SGD, lr=0.05)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("seqsize", [T, T + 5, None])
 def test_one_window_per_series_is_full_bptt(task, seqsize):
     lstm, head = task.plain()
@@ -37,6 +38,7 @@ def test_one_window_per_series_is_full_bptt(task, seqsize):
     assert difference(est.grad_, torch.stack(gradients).mean(0)) < 1e-14
 
 
+@pytest.mark.slow
 def test_short_windows_see_the_same_losses_and_truncated_gradients(task):
     _, _, grads = plain_loop(task, still)
     est = Estimator(task.ours(), None, still, Spec(epochs=1, batchsize=B, seqsize=S)).fit(
@@ -64,6 +66,7 @@ def test_each_group_starts_from_zero(task):
     assert all(not s.requires_grad for window_states in seen for s in window_states)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("layer", [LSTM, GRU, RNN])
 def test_every_recurrent_layer_carries(layer, task):
     torch.manual_seed(0)
@@ -86,6 +89,7 @@ def test_every_recurrent_layer_carries(layer, task):
     assert difference(net2vec(est), flat(params)) < 1e-12
 
 
+@pytest.mark.slow
 def test_a_recurrent_module_of_ones_own(task):
     class Leaky(nn.Module):
         """h' = a h + W x, a state of one tensor (B, H)."""
@@ -124,6 +128,7 @@ def test_a_recurrent_module_of_ones_own(task):
     assert np.array_equal(np.concatenate(parts, 2), est.predict(task.x))
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("overlap", [1, 4, 10, 13, 25, 100])
 def test_overlap_reaches_back_from_the_state_as_it_was(task, overlap):
     lstm, head = task.plain()
@@ -162,6 +167,7 @@ class StepOnly(nn.Module):
         return self.head(self.lstm(x))
 
 
+@pytest.mark.slow
 def test_overlap_of_the_whole_past_is_full_bptt_of_each_window(task):
     est = Estimator(
         task.ours(), None, still, Spec(epochs=1, batchsize=B, seqsize=S, overlap=T)
@@ -177,6 +183,7 @@ def test_overlap_of_the_whole_past_is_full_bptt_of_each_window(task):
     assert difference(est.grad_, torch.stack(grads).mean(0)) < 1e-14
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(("burn_in", "overlap"), [(7, 0), (10, 0), (23, 0), (7, 4), (12, 30)])
 def test_burn_in_moves_the_state_only(task, burn_in, overlap):
     lstm, head = task.plain()
@@ -203,6 +210,7 @@ def test_burn_in_moves_the_state_only(task, burn_in, overlap):
     assert difference(net2vec(est), flat(params)) < 1e-12
 
 
+@pytest.mark.slow
 def test_validation_has_a_state_of_its_own_and_disturbs_nothing(task):
     torch.manual_seed(0)
     model = nn.Sequential(LSTM(3, 6), nn.BatchNorm1d(6), nn.Dropout(0.3), nn.Linear(6, 2))

@@ -75,6 +75,7 @@ def fitted(model, **spec):
     ), task
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MODELS)
 def test_predictions_depend_neither_on_seqsize_nor_on_chunks(kind, monkeypatch):
     est, task = fitted(MODELS[kind])
@@ -96,6 +97,7 @@ def test_predictions_depend_neither_on_seqsize_nor_on_chunks(kind, monkeypatch):
     assert difference(est.predict(task.x), expected) < 1e-12
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("kind", MODELS)
 def test_scores_do_not_depend_on_seqsize(kind):
     est, task = fitted(MODELS[kind])
@@ -123,6 +125,7 @@ def loop(task, model, overlap=OVERLAP, burn_in=0, loss=F.mse_loss):
     return flat(model.parameters()), losses
 
 
+@pytest.mark.few
 @pytest.mark.filterwarnings(
     "ignore:the outputs of Causal change with steps more than overlap"
 )  # 0 and 3 are too few
@@ -148,6 +151,7 @@ def by_window(model, xs, ys, ws):
     return (each * ws).sum() / (ws != 0).sum()
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("loss", [huber, by_window])
 def test_a_loss_of_ones_own_calls_the_model_on_the_window_alone(loss):
     task, model = make_task(), Causal().double()
@@ -164,6 +168,7 @@ def test_a_loss_of_ones_own_calls_the_model_on_the_window_alone(loss):
     assert not est.model_._forward_hooks
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("n_jobs", [1, 2])
 def test_the_gradient_of_an_epoch_does_not_depend_on_seqsize(n_jobs):
     task, model = make_task(), Causal().double()
@@ -177,6 +182,7 @@ def test_the_gradient_of_an_epoch_does_not_depend_on_seqsize(n_jobs):
     assert difference(found[0], found[2]) < 1e-12
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("kind", MODELS)
 def test_validation_does_not_depend_on_seqsize(kind):
     task = make_task()
@@ -189,6 +195,7 @@ def test_validation_does_not_depend_on_seqsize(kind):
         assert abs(est.validation_loss_curve_[-1] - expected) < 1e-12
 
 
+@pytest.mark.slow
 def test_series_of_unequal_length_each_have_their_own_last_inputs():
     est, task = fitted(Causal)
     lengths = np.random.default_rng(0).integers(1, T + 1, N)
@@ -216,6 +223,7 @@ def test_groups_of_short_series_have_fewer_last_inputs():
     assert not inputs[:, 2 * B :].isnan().any()
 
 
+@pytest.mark.slow
 def test_without_overlap_the_state_is_empty():
     with pytest.warns(
         UserWarning,
@@ -227,6 +235,7 @@ def test_without_overlap_the_state_is_empty():
     assert np.array_equal(est.predict(task.x, state=state), est.predict(task.x))
 
 
+@pytest.mark.slow
 def test_integer_inputs_have_no_place_for_a_shorter_history():
     class Tokens(nn.Module):
         takes_windows = True
@@ -280,6 +289,7 @@ def test_states_that_do_not_fit_are_named(state, message):
         est.predict(task.x, state=state)
 
 
+@pytest.mark.slow
 def test_classifiers_too():
     task = make_task()
     y = (task.y[:1] > 0).astype(int)

@@ -73,6 +73,7 @@ def in_chunks(est, x, cuts, state=None, **arguments):
     return np.concatenate(parts, 2), state
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("layer", [LSTM, GRU, RNN])
 @pytest.mark.parametrize(
@@ -84,6 +85,7 @@ def test_chunks_of_time_equal_the_whole(dtype, layer, cuts):
     assert np.abs(found - est.predict(x)).max() < CHUNKS[dtype]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("cuts", [[], [1], [7, 8, 30]])
 def test_the_state_is_the_models_own_after_the_last_step(dtype, cuts):
@@ -149,6 +151,7 @@ def test_a_state_of_some_series_goes_on_for_them():
     assert np.abs(found - est.predict(x)[:, some, 13:]).max() < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", [1, 1 << 13, 1 << 30])
 def test_the_state_of_a_series_is_that_after_its_own_last_step(memory, monkeypatch):
     monkeypatch.setattr(predictor, "MAX_ACTIVATION_BYTES", memory)
@@ -170,6 +173,7 @@ class Own(nn.Module):
         return mean, (mean, n + 1)
 
 
+@pytest.mark.slow
 def test_modules_of_ones_own_go_on_from_a_state():
     est, x = fitted(model=nn.Sequential(Recur(Own()), LSTM(3, 4), Recur(Own()), nn.Linear(4, 2)))
     found, state = in_chunks(est, x, [1, 13])
@@ -195,6 +199,7 @@ def test_the_memory_for_windows_does_not_matter(memory, monkeypatch):
     assert all(difference(t, e) < 1e-12 for t, e in zip(state, end, strict=True))
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_other_groupings_of_series_agree_to_rounding(dtype):
     est, x = fitted(dtype)
@@ -221,6 +226,7 @@ def test_few_series_are_not_folded():
     assert np.abs(est.predict(x[:, :3]) - whole[:, :3]).max() < 1e-12
 
 
+@pytest.mark.slow
 def test_models_without_state_or_with_steps_only():
     class PerStep(nn.Module):
         def __init__(self):
@@ -236,6 +242,7 @@ def test_models_without_state_or_with_steps_only():
         assert np.abs(in_chunks(est, x, [13])[0] - est.predict(x)).max() < 1e-12
 
 
+@pytest.mark.slow
 def test_the_model_is_left_as_it_was():
     model = nn.Sequential(LSTM(3, 6, num_layers=2, dropout=0.5), nn.Dropout(0.5), nn.Linear(6, 2))
     est, x = fitted(model=model)

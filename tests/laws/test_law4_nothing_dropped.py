@@ -15,6 +15,7 @@ sgd = partial(torch.optim.SGD, lr=0.05)
 still = partial(torch.optim.SGD, lr=0.0)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(("batchsize", "seqsize", "overlap", "burn_in"), [
     (8, 10, 0, 0), (36, 42, 0, 0), (1, 1, 0, 0), (5, 43, 0, 0), (8, 10, 7, 0), (8, 10, 25, 0), (8, 10, 0, 4),
     (50, 9, 3, 4),
@@ -57,6 +58,7 @@ def test_every_step_of_folded_series_is_a_target_exactly_once(
         assert max(rows) > n_series  # they were folded
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("time_major", [True, False])
 def test_folds_equal_series_cut_by_hand(time_major):
     task = make_task(n_series=3, n_steps=44)

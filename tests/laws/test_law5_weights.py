@@ -23,6 +23,7 @@ def fit(task, loss=None, opt=adam, spec=spec, x=None, y=None, **kw):
     )
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("shape", [(N,), (N, T), (1, N, T)])
 @pytest.mark.parametrize("value", [1, 3.0, 0.01])
 def test_constant_weights_are_no_weights(task, shape, value):
@@ -54,6 +55,7 @@ def weighted_oracle(task, w, x=None, y=None):
     return flat(params)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("form", ["(N,)", "(N, T)", "(1, N, T)"])
 def test_weights_equal_a_weighted_loop(task, form):
     rng = np.random.default_rng(0)
@@ -65,6 +67,7 @@ def test_weights_equal_a_weighted_loop(task, form):
     assert difference(net2vec(est), weighted_oracle(task, full)) < 1e-12
 
 
+@pytest.mark.slow
 def test_nan_targets_equal_weight_zero_and_inputs_still_count(task):
     dead = np.random.default_rng(0).random((N, T)) < 0.4
     dead[8:16, 20:30] = True  # a window without any target
@@ -123,6 +126,7 @@ def with_holes(task):
     return y
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("form", ["one target", "several targets", "a loss of one's own"])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_single_missing_outputs_are_masked_by_themselves(task, form, weighted):
@@ -162,6 +166,7 @@ class Columns(nn.Module):
         return x[..., :1], x[..., 1:]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     "criterion", [nn.L1Loss(), lambda a, b: (a - b).abs()], ids=["torch", "own"]
 )
@@ -172,6 +177,7 @@ def test_single_missing_outputs_of_other_criteria(task, criterion):
     assert difference(net2vec(fit(task, criterion, sgd, y=y)), expected) < 1e-12
 
 
+@pytest.mark.slow
 def test_single_missing_outputs_and_accumulated_gradients(task):
     y = with_holes(task)
     expected, _ = single_outputs_oracle(task, y, accumulate=5)  # 5 windows of each of 5 groups
@@ -179,6 +185,7 @@ def test_single_missing_outputs_and_accumulated_gradients(task):
     assert difference(net2vec(est), expected) < 1e-12
 
 
+@pytest.mark.slow
 def test_a_criterion_of_whole_steps_passes_over_steps_that_lack_an_output(task):
     y = with_holes(task)
     whole = np.where(np.isnan(y).any(0), np.nan, y)
@@ -186,6 +193,7 @@ def test_a_criterion_of_whole_steps_passes_over_steps_that_lack_an_output(task):
     assert torch.equal(net2vec(fit(task, norm, y=y)), net2vec(fit(task, norm, y=whole)))
 
 
+@pytest.mark.slow
 def test_a_window_whose_steps_are_whole_is_as_if_outputs_were_never_missing(task):
     y = task.y.copy()
     y[:, np.random.default_rng(0).random((N, T)) < 0.3] = np.nan
@@ -199,6 +207,7 @@ def test_a_window_whose_steps_are_whole_is_as_if_outputs_were_never_missing(task
     assert shapes == {1}
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("weighted", [False, True])
 def test_the_score_and_the_validation_loss_leave_out_single_outputs(task, weighted):
     y = with_holes(task)
@@ -234,6 +243,7 @@ def test_weights_of_burn_in_steps_do_not_set_the_scale_of_the_loss(task, folds):
     assert weighted.history_[0]["folds"] == folds
 
 
+@pytest.mark.slow
 def test_nan_inputs_of_dead_steps_are_zeros(task):
     dead = np.random.default_rng(1).random((N, T)) < 0.3
     x, y, zeroed = task.x.copy(), task.y.copy(), task.x.copy()
@@ -245,6 +255,7 @@ def test_nan_inputs_of_dead_steps_are_zeros(task):
     assert difference(net2vec(est), expected) < 1e-12
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("how", ["lengths", "nan", "weights"])
 def test_series_of_different_length(task, how):
     lengths = np.random.default_rng(2).integers(1, T + 1, N)
@@ -271,6 +282,7 @@ def test_the_loss_curve_weighs_windows_by_live_steps(task):
     assert est.loss_curve_[0] == pytest.approx(np.nanmean((out - y) ** 2), rel=1e-12)
 
 
+@pytest.mark.slow
 def test_a_loss_with_four_arguments_gets_scaled_weights(task):
     w = np.random.default_rng(0).uniform(0.5, 2, N)
     w[5] = 0
@@ -291,6 +303,7 @@ def test_a_loss_with_four_arguments_gets_scaled_weights(task):
     assert difference(net2vec(fit(task, loss)), net2vec(fit(task))) < 1e-12
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     "criterion", [nn.L1Loss(), nn.HuberLoss(), F.smooth_l1_loss, nn.MSELoss(reduction="sum")]
 )
@@ -300,6 +313,7 @@ def test_constant_weights_for_other_criteria(task, criterion):
     assert difference(net2vec(with_weights), net2vec(fit(task, criterion, opt=small))) < 1e-12
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("class_weight", [None, torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64)])
 def test_constant_weights_for_cross_entropy(task, class_weight):
     labels = np.digitize(task.y[:1], [-0.5, 0.5])
@@ -317,6 +331,7 @@ def test_constant_weights_for_cross_entropy(task, class_weight):
     assert difference(fitted(criterion), fitted(torchs_own)) < 1e-12
 
 
+@pytest.mark.slow
 def test_labels_to_be_ignored_are_dead_steps(task):
     labels = np.digitize(task.y[:1], [-0.5, 0.5])
     dead = np.random.default_rng(0).random((N, T)) < 0.3

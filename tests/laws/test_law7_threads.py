@@ -69,6 +69,7 @@ def sample_weights(task):
     return w
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(
     "case",
@@ -95,6 +96,7 @@ def test_threads_equal_one(dtype, case):
         assert_alike(fit(task, n_jobs, **case), alone, TOLERANCE[dtype])
 
 
+@pytest.mark.slow
 def test_no_run_differs_from_another():
     task = make_task("float32", n_steps=23)
     first = fit(task, 3, y=gaps(task), overlap=3, opt=None)
@@ -123,6 +125,7 @@ class Random(nn.Module):
     takes_windows = True
 
 
+@pytest.mark.slow
 def test_random_models_are_the_same_in_every_run(task):
     torch.manual_seed(0)
     task.x, task.y = task.x[:, :11, :13], task.y[:, :11, :13]
@@ -156,6 +159,7 @@ CRITERIA = {
 }
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", CRITERIA)
 @pytest.mark.parametrize("weighted", [False, True])
 def test_any_reduction(task, name, weighted):
@@ -169,6 +173,7 @@ def test_any_reduction(task, name, weighted):
     assert_alike(fit(task, 3, **case), fit(task, 1, **case), 1e-12)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("class_weights", [None, torch.tensor([1.0, 5.0, 0.5])])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("weighted", [False, True])
@@ -186,6 +191,7 @@ def test_cross_entropy_with_class_weights_and_labels_to_ignore(
     assert_alike(fit(task, 3, **case), fit(task, 1, **case), 1e-12)
 
 
+@pytest.mark.slow
 def test_probabilities_as_targets(task):
     y = np.random.default_rng(0).dirichlet([1, 2, 3], task.x.shape[1:]).transpose(2, 0, 1)
     model = nn.Sequential(task.plain()[0], nn.Linear(7, 3).double())
@@ -204,6 +210,7 @@ class TwoInputs(nn.Module):
         return self.c(h), self.d(h)
 
 
+@pytest.mark.slow
 def test_several_inputs_and_outputs_each_with_a_mean_of_its_own(task):
     torch.manual_seed(0)
     x = (task.x, np.random.default_rng(1).normal(size=(2, 37, 43)))
@@ -217,6 +224,7 @@ def test_several_inputs_and_outputs_each_with_a_mean_of_its_own(task):
     assert_alike(fit(task, 3, **case, overlap=3), fit(task, 1, **case, overlap=3), 1e-12)
 
 
+@pytest.mark.slow
 def test_losses_of_the_users_own(task):
     mse = seqloss(F.mse_loss)
 
@@ -257,12 +265,14 @@ class Own(nn.Module):
         return x.reshape(n_series, 2) * (1 + 1 / self.counter)
 
 
+@pytest.mark.slow
 def test_a_model_that_goes_by_what_it_counts_and_keeps_layers_in_a_list(task):
     alone, found = fit(task, 1, model=Own(task)), fit(task, 3, model=Own(task))
     assert_alike(found, alone, 1e-12)
     assert found.model_.counter == alone.model_.counter > T
 
 
+@pytest.mark.slow
 def test_what_a_callback_changes_all_threads_follow(task):
     class Scaled(nn.Module):
         def __init__(self):
@@ -284,6 +294,7 @@ def test_what_a_callback_changes_all_threads_follow(task):
     assert_alike(found, alone, 1e-12)
 
 
+@pytest.mark.slow
 def test_the_state_is_the_models_between_windows(task):
     seen = {1: [], 3: []}
     for n_jobs, kept in seen.items():
@@ -297,6 +308,7 @@ def test_the_state_is_the_models_between_windows(task):
         assert all(difference(a, b) < 1e-12 for a, b in zip(one, three, strict=True))
 
 
+@pytest.mark.slow
 def test_parameters_that_a_loss_does_not_reach_stay(task):
     model = task.ours()
     model.register_parameter("unused", nn.Parameter(torch.ones(3, dtype=torch.float64)))
@@ -304,6 +316,7 @@ def test_parameters_that_a_loss_does_not_reach_stay(task):
     assert found.model_.unused.tolist() == [1, 1, 1]  # weight decay would shrink them
 
 
+@pytest.mark.slow
 def test_sparse_gradients(task):
     def model():
         torch.manual_seed(0)
@@ -326,6 +339,7 @@ def test_sparse_gradients(task):
     assert_alike(fit(task, 3, model=model(), **case), fit(task, 1, model=model(), **case), 1e-12)
 
 
+@pytest.mark.slow
 def test_batch_normalisation_is_refused_before_anything_is_learnt(task):
     class Frozen(nn.BatchNorm1d):
         def train(self, mode=True):
@@ -380,6 +394,7 @@ def test_buffers_that_change_in_the_forward_pass_are_refused(task, in_place):
 # -- around it ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_torch_threads")
 def test_threads_end_with_the_fit_and_torch_has_its_own_back(task):
     before, seen = threading.active_count(), []
@@ -441,6 +456,7 @@ def test_an_error_in_a_thread_leaves_what_one_thread_leaves(task, failing, windo
         )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:feature 0 of x has values")
 def test_a_loss_that_is_not_finite_says_what_it_says_in_one_thread(task):
     x = task.x.copy()
@@ -482,6 +498,7 @@ def test_losses_that_are_none_are_errors_as_in_one_thread(task, loss, error, mes
             fit(task, n_jobs, loss=loss)
 
 
+@pytest.mark.slow
 def test_validation_early_stopping_and_going_on(task):
     fitted = []
     for n_jobs in (1, 3):
@@ -497,6 +514,7 @@ def test_validation_early_stopping_and_going_on(task):
     )
 
 
+@pytest.mark.slow
 def test_training_may_be_stopped(task):
     def stop(loop):
         if loop.step == 7:
@@ -505,6 +523,7 @@ def test_training_may_be_stopped(task):
     assert_alike(*(fit(task, n, callbacks=stop) for n in (1, 3)), 1e-12)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_single_missing_outputs_and_series_that_begin_late(dtype):
     """Some threads have series of which no output is missing, some have none at all at first."""
@@ -530,6 +549,7 @@ ISAS = [name for name in kernels.ISAS if kernels.supports(name)]
 by_kernels = pytest.mark.skipif(kernels.library() is None, reason=kernels.kernels_in_use())
 
 
+@pytest.mark.few
 @by_kernels
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -580,6 +600,7 @@ class ByEinsum(nn.Module):
         return torch.einsum("sbf,hfo->sbho", x, self.weight).sum(2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make",
     [lambda F: TCN(F, 4, 3), lambda F: CausalConv1d(F, 2, 3), ByEinsum],

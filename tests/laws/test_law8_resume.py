@@ -213,6 +213,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_fit_stopped_at_any_step_and_called_again_equals_the_uninterrupted_one(tmp_path, case):
     settings, arguments = CASES[case]
@@ -234,6 +235,7 @@ def test_a_fit_stopped_at_any_step_and_called_again_equals_the_uninterrupted_one
     assert same(outcome(again), whole)  # a finished one makes no more steps
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings", [{}, {"shuffle": True, "patience": 5}, {"accumulate": 4}], ids=str
 )
@@ -249,6 +251,7 @@ def test_a_finished_fit_goes_on_for_more_epochs_as_if_they_had_been_asked_for_at
             assert same(outcome(one), outcome(make(epochs=epochs, **settings).fit(X, Y, **held)))
 
 
+@pytest.mark.slow
 def test_only_the_steps_that_are_left_are_made(tmp_path):
     made = []
     with pytest.raises(Boom):
@@ -257,6 +260,7 @@ def test_only_the_steps_that_are_left_are_made(tmp_path):
     assert made == [9, 10, 11, 12]
 
 
+@pytest.mark.slow
 def test_a_finished_fit_of_more_epochs_than_asked_for_is_given_with_a_warning(tmp_path):
     whole = make(tmp_path, epochs=3).fit(X, Y)
     with pytest.warns(
@@ -267,6 +271,7 @@ def test_a_finished_fit_of_more_epochs_than_asked_for_is_given_with_a_warning(tm
     assert same(outcome(again), outcome(whole))
 
 
+@pytest.mark.slow
 def test_what_is_shown_of_an_unfinished_fit_is_of_its_complete_epochs(tmp_path):
     with pytest.raises(Boom):
         make(tmp_path, Breaks(9), trigger=EveryNSteps(2)).fit(X, Y)
@@ -283,6 +288,7 @@ def test_what_is_shown_of_an_unfinished_fit_is_of_its_complete_epochs(tmp_path):
     assert torch.equal(est.grad_, first.grad_)
 
 
+@pytest.mark.slow
 def test_a_memory_map_is_gone_on_with_as_an_array_is(tmp_path):
     mapped = np.memmap(tmp_path / "x", X.dtype, "w+", shape=(T, N, 2)).transpose(2, 1, 0)
     mapped[:] = X
@@ -295,6 +301,7 @@ def test_a_memory_map_is_gone_on_with_as_an_array_is(tmp_path):
         )
 
 
+@pytest.mark.slow
 def test_an_interrupt_leaves_the_last_checkpoint(tmp_path):
     def interrupt(loop):
         if loop.step == 8:
@@ -311,6 +318,7 @@ def test_an_interrupt_leaves_the_last_checkpoint(tmp_path):
 # -- checkpointers as callbacks ------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_checkpointer_keeps_nothing_of_a_fit_and_is_copied_and_pickled_with_the_estimator(
     tmp_path,
 ):
@@ -324,6 +332,7 @@ def test_a_checkpointer_keeps_nothing_of_a_fit_and_is_copied_and_pickled_with_th
         assert same(outcome(other.fit(X, Y)), whole)
 
 
+@pytest.mark.slow
 def test_of_several_checkpointers_the_one_that_is_furthest_is_gone_on_from(tmp_path):
     made, folders = [], [tmp_path / name for name in "abc"]
 
@@ -340,6 +349,7 @@ def test_of_several_checkpointers_the_one_that_is_furthest_is_gone_on_from(tmp_p
     assert same(outcome(est), outcome(make(shuffle=True).fit(X, Y)))
 
 
+@pytest.mark.slow
 def test_a_fitted_estimator_that_is_warm_goes_on_from_itself(tmp_path):
     def train(folder):
         est = make(folder, epochs=1).set_params(warm_start=True)
@@ -349,6 +359,7 @@ def test_a_fitted_estimator_that_is_warm_goes_on_from_itself(tmp_path):
     assert Checkpointer(tmp_path).latest_step() == 3 * STEPS
 
 
+@pytest.mark.slow
 def test_a_warm_fit_that_was_killed_goes_on_in_another_process(tmp_path):
     with pytest.raises(Boom):
         make(tmp_path, Breaks(9), epochs=1, trigger=EveryNSteps(1)).set_params(warm_start=True).fit(
@@ -382,6 +393,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("case", OTHERS)
 def test_the_checkpoints_of_another_fit_are_refused_and_nothing_is_changed(tmp_path, case):
     make(tmp_path).fit(X, Y)
@@ -413,6 +425,7 @@ class Counts:
         self.n = state["n"]
 
 
+@pytest.mark.slow
 def test_a_hook_that_remembers_something_goes_on_too_and_is_missed(tmp_path):
     counts = Counts()
     with pytest.raises(Boom):
@@ -427,6 +440,7 @@ def test_a_hook_that_remembers_something_goes_on_too_and_is_missed(tmp_path):
     assert counts.n == 12
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_stays_stopped(tmp_path):
     def stop(loop):
         if loop.step == 4:

@@ -346,6 +346,7 @@ def values(result):
     return [np.asarray(result.native if native else result)]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("seed", range(CASES))
 @pytest.mark.filterwarnings("ignore:X has feature names")
 def test_nothing_but_the_numbers_matters(seed, tmp_path):
@@ -398,6 +399,7 @@ def test_the_users_data_are_never_written_to(task):
     assert np.array_equal(x, before)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("virtual", [True, False])
 def test_files_put_together(task, virtual, tmp_path):
     for i, part in enumerate(np.array_split(np.arange(N), 3)):

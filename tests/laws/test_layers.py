@@ -104,6 +104,7 @@ def fitted(layer):
     return fit(layer, make_task())
 
 
+@pytest.mark.few
 @every_exact
 @pytest.mark.parametrize("overlap", [0, 4, 13])
 def test_laws_1_and_2_a_fit_is_a_hand_written_loop(layer, overlap):
@@ -142,6 +143,7 @@ def test_laws_1_and_2_a_fit_is_a_hand_written_loop(layer, overlap):
     assert difference(net2vec(est), flat(model.parameters())) < 1e-12
 
 
+@pytest.mark.few
 @every
 def test_law_3_chunks_steps_and_streams_are_the_whole(layer):
     task, est = make_task(), fitted(layer)
@@ -170,6 +172,7 @@ def test_single_series_of_a_stream_start_anew(layer):
     assert np.abs(found[:, ::2] - est.predict(task.x)[:, ::2, 9:]).max() < 1e-12
 
 
+@pytest.mark.few
 @every_exact
 def test_law_7_threads_equal_one(layer):
     task = make_task()
@@ -185,6 +188,7 @@ class Interrupted(Exception):
     pass
 
 
+@pytest.mark.few
 @every
 @pytest.mark.parametrize("spec", [{"shuffle": True}, {"overlap": 4}], ids=str)
 def test_law_8_a_fit_that_is_stopped_goes_on_bit_for_bit(layer, spec, tmp_path):
@@ -244,6 +248,7 @@ def test_a_trained_initial_state_is_in_the_parameters_and_moves(name):
     assert all(float((a - b).detach().abs().min()) > 1e-4 for a, b in pairs)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("cell", ["mingru", "minlstm", "lru", "tcn", "attention"])
 def test_a_step_of_a_stream_costs_the_same_after_any_past(cell):
     rng = np.random.default_rng(0)

@@ -39,6 +39,7 @@ def same(a, b, x):
     return True
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("rebatch", [False, True])
 @pytest.mark.parametrize("value", [100.0, 1e4])
 def test_numbers_within_the_burn_in(rebatch, value, x):
@@ -52,6 +53,7 @@ def test_numbers_within_the_burn_in(rebatch, value, x):
     assert same(plain_regressor(**SMALL, rebatch=rebatch).fit(x, y), nothing, x)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("rebatch", [False, True])
 @pytest.mark.parametrize("class_weight", [None, "balanced"])
 def test_labels_within_the_burn_in(rebatch, class_weight, x, rng):
@@ -100,6 +102,7 @@ def test_labels_without_a_loss_make_no_outputs(x, rng):
     assert est.n_outputs_ == 3
 
 
+@pytest.mark.slow
 def test_widths_of_intervals(rng):
     x = rng.normal(size=(F, 20, T))
     y = x[:1] + 0.1 * rng.normal(size=(1, 20, T))
@@ -111,6 +114,7 @@ def test_widths_of_intervals(rng):
     assert np.array_equal(*widths)
 
 
+@pytest.mark.slow
 def test_validation_weighs_classes_as_training_does(x, rng):
     y = rng.choice([1, 2], p=[0.8, 0.2], size=(1, N, T))
     held_out = rng.normal(size=(F, 2, 9)), rng.integers(1, 3, (1, 2, 9))
@@ -124,6 +128,7 @@ def test_validation_weighs_classes_as_training_does(x, rng):
     assert est.validation_loss_curve_ == pytest.approx(by_hand.validation_loss_curve_, rel=1e-9)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("form", ["native", "rows"])
 @pytest.mark.parametrize("cell", ["linear", "kernels", "lstm"])
 def test_weights_of_classes_of_series_are_sample_weights(cell, form, rng):

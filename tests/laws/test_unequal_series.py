@@ -101,6 +101,7 @@ def expected_of(more):
     return by_itself(task, cut(task), **dict(more))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("more", [
     {}, {"overlap": 4}, {"burn_in": 3}, {"overlap": 7, "burn_in": 5}, {"batchsize": 100, "seqsize": 7},
@@ -117,6 +118,7 @@ def test_fit_equals_a_loop_over_each_series(task, form, more):
     assert est.loss_ == pytest.approx(np.mean([v for v, _ in losses]), rel=1e-12)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("form", FORMS)
 def test_weights_of_series_that_begin_late(task, form):
     w = np.random.default_rng(3).uniform(0.2, 3, (N, T))
@@ -128,6 +130,7 @@ def test_weights_of_series_that_begin_late(task, form):
     assert difference(net2vec(est), expected) < 1e-12
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("form", FORMS)
 def test_constant_weights_of_series_that_begin_late(task, form):
     spec = Spec(1, B, S)
@@ -155,6 +158,7 @@ def fitted():
     return task, Estimator(task.ours(), None, adam, Spec(1, B, S)).fit(task.x, task.y)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("form", FORMS)
 def test_predictions_are_those_of_each_series_alone(fitted, form):
     task, est = fitted
@@ -190,6 +194,7 @@ def test_the_score_is_of_the_steps_inside(fitted, form):
     )
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("form", FORMS)
 def test_one_target_per_series_is_at_its_last_step(task, form):
     (x, _), settings = given(task, form)
@@ -218,6 +223,7 @@ def test_validation_data_that_begin_late(task, form):
     assert est.validation_loss_curve_[0] == pytest.approx(np.concatenate(errors).mean(), rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_folds_lie_within_their_series(task, form):
     """Each series is cut into pieces of its own steps, each of which is then a series."""

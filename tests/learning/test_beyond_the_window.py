@@ -5,6 +5,7 @@ ones.
 from functools import partial
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -39,6 +40,7 @@ def error(lag, gradient, epochs):
     return float(np.nanmean((est.predict(x) - y) ** 2))
 
 
+@pytest.mark.slow
 def test_recall_over_200_steps_in_windows_of_10():
     assert error(200, "exact", 15) < 0.05
     assert error(200, "truncated", 15) > 0.9

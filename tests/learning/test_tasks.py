@@ -15,6 +15,7 @@ def mse(est, x, y):
     return float(((est.predict(x) - y) ** 2).mean())
 
 
+@pytest.mark.slow
 def test_fluxutils_own_test():
     """test/sklearn.jl of FluxUtils.jl: the mean over ten features, two epochs."""
     x = np.random.default_rng(0).normal(size=(10, 1000, 1000)).astype("float32")
@@ -42,6 +43,7 @@ def flip_flop(n_series, n_steps, random_seed):
     return pulses, np.take_along_axis(pulses, at, 2)
 
 
+@pytest.mark.slow
 def test_flip_flop_is_held_across_windows():
     x, y = flip_flop(64, 1000, 0)
     xt, yt = flip_flop(20, 1000, 1)
@@ -56,6 +58,7 @@ def test_flip_flop_is_held_across_windows():
     assert float((unknown.reshape(yt.shape) * yt**2).mean()) > 0.75
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("overlap", "learned"), [(20, True), (0, False)])
 def test_recall_beyond_the_window_needs_overlap(overlap, learned):
     lag, seqsize = 15, 10
@@ -86,6 +89,7 @@ def random_signs(lag, n_series, random_seed):
     return x, y
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layer", "lr", "n_series", "epochs"),
     [

@@ -14,10 +14,12 @@ import pytest
 from fluxutils_py import Estimator
 
 
+@pytest.mark.slow
 def test_ranks_predict_save_search_and_compare_together(ran):
     ran("collectives", 2)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("accident", "status", "told"),
     [("raise ValueError('elsewhere')", 1, "ValueError: elsewhere"), ("raise SystemExit(3)", 3, "")],
@@ -43,6 +45,7 @@ def test_a_script_that_fails_on_one_rank_ends_on_all(mpirun, tmp_path, accident,
     assert told in err
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("end", "status", "told"),
     [

@@ -54,6 +54,7 @@ def test_rank_0_says_once_how_large_the_minibatches_are(ran):
     assert others == [""] * 3
 
 
+@pytest.mark.slow
 def test_a_fit_that_is_killed_goes_on_with_the_ranks_that_are_left(
     tmp_path, mpirun_command, python, monkeypatch
 ):

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 PROGRAM = Path(__file__).parent / "programs" / "forecasting.py"
 
@@ -19,6 +20,7 @@ def in_one_process(factor):
     return module.results(factor, None)
 
 
+@pytest.mark.slow
 def test_two_ranks_forecast_as_one_process(ran):
     folder = ran("forecasting", 2)
     first, second = (np.load(folder / f"rank-{rank}.npz") for rank in range(2))

@@ -117,6 +117,7 @@ def port():
         return str(s.getsockname()[1])
 
 
+@pytest.mark.slow
 def test_one_fit_goes_through_all_jobs(job, tmp_path):
     reached = [0]
 

@@ -50,10 +50,12 @@ def compare(path, factor, *dtypes, tolerance=TOLERANCE):
     assert not bad
 
 
+@pytest.mark.slow
 def test_ranks_under_mpirun_train_as_one_with_a_larger_batch(ran):
     compare(ran("law6", 2) / "found.npz", 2, "float32", "float64")
 
 
+@pytest.mark.slow
 def test_ranks_under_mpirun_train_as_one_with_a_larger_batch_or_with_the_same_one(ran):
     compare(ran("law6", 3) / "found.npz", {"float32": 3, "float64": 1}, "float32", "float64")
 
@@ -68,6 +70,7 @@ def apart(a, b):
     }
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("n", [2, 3])
 def test_ranks_train_in_bfloat16_as_one_process_up_to_its_rounding(ran, n):
     found = np.load(ran("law6", n) / "bfloat16.npz")
@@ -81,6 +84,7 @@ def test_ranks_train_in_bfloat16_as_one_process_up_to_its_rounding(ran, n):
     assert apart(found, exact)["gradient"] > 1e-4  # of float32, ranks would be within 1e-6
 
 
+@pytest.mark.slow
 def test_one_rank_under_mpirun_is_as_without(ran):
     compare(ran("law6", 1) / "found.npz", 1, "float32", tolerance={"float32": 0})
 

@@ -11,6 +11,8 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
+
 from fluxutils_py.training import Checkpointer
 
 ROOT = Path(__file__).parents[2]
@@ -18,6 +20,7 @@ PROGRAM = ROOT / "tests" / "laws" / "programs" / "resume.py"
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}
 
 
+@pytest.mark.slow
 def test_a_fit_of_which_one_rank_after_the_other_is_killed_ends_as_if_it_had_not_been(
     tmp_path, mpirun_command, start, python
 ):

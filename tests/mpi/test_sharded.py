@@ -34,6 +34,7 @@ def in_one_process(counts):
     return program().results(counts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("counts", "launcher"), [*((counts, None) for counts in SHARDS), (SHARDS[0], "torchrun")]
 )

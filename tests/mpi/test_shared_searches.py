@@ -14,6 +14,7 @@ def test_ranks_find_what_one_process_finds(ran, n):
     ran("shared_searches", n)
 
 
+@pytest.mark.slow
 def test_no_rank_waits_for_one_that_died_in_a_task(mpirun_command, start, python):
     status, out, err = start(
         [*mpirun_command, "-n", 2, python, PROGRAMS / "dying_task.py"], timeout=120
@@ -21,6 +22,7 @@ def test_no_rank_waits_for_one_that_died_in_a_task(mpirun_command, start, python
     assert status not in (0, None), out + err
 
 
+@pytest.mark.slow
 def test_only_rank_0_runs_the_script(mpirun_command, start, python):
     program = (
         "import joblib, fluxutils_py\nwith joblib.parallel_config('mpi'): joblib.Parallel()([])"

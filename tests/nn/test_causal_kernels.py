@@ -94,7 +94,6 @@ def test_advancing_gives_the_outputs_of_the_last_step():
         layer.advance(xs[:, :2])
 
 
-@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("n_in", "length", "size"), [(1, 2200, 900), (2, 9, 168), (7, 60, 3000)])
 @pytest.mark.parametrize("cuts", [[1], [2, 17], [5, 16, 33, 1024], [2100]])
@@ -138,6 +137,7 @@ def test_memory_for_comparisons_is_bounded_and_changes_nothing(monkeypatch):
     assert torch.equal(layer(xs), whole)
 
 
+@pytest.mark.slow
 def test_a_long_series_is_counted_exactly_in_float32():
     layer, x = made(torch.float32, n_in=1)
     xs = x[:, :1].permute(2, 1, 0).repeat(400, 1, 1)  # 18,800 steps: sums far beyond 2 ** 24

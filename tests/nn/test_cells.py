@@ -132,7 +132,6 @@ def test_a_window_is_its_steps_by_the_formula(make):
         np.testing.assert_allclose(ours.detach().numpy(), theirs, rtol=0, atol=1e-13)
 
 
-@pytest.mark.pairwise
 @every_cell
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-13), (torch.float32, 1e-5)])
 @pytest.mark.parametrize("used", ["all", "outputs", "last state"])
@@ -152,6 +151,7 @@ def test_gradients_of_a_window_are_those_of_autograd_over_its_steps(make, dtype,
         torch.testing.assert_close(ours, theirs, rtol=bound, atol=bound * 10)
 
 
+@pytest.mark.few
 @every_cell
 def test_gradcheck(make):
     cell = built(make)
@@ -295,6 +295,7 @@ def test_second_derivatives_of_a_window_are_refused_without_the_kernels():
     )
 
 
+@pytest.mark.few
 @pytest.mark.skipif(kernels.library() is None, reason=kernels.kernels_in_use())
 @every_cell
 def test_second_derivatives_of_a_window_and_of_a_step_by_the_kernels(make):

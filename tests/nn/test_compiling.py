@@ -86,6 +86,7 @@ def fitted(model, compile, **settings):
     return est.fit(X, Y, validation_data=HELD_OUT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_a_compiled_fit_equals_a_plain_one(model, n_graphs):
     found, plain = fitted(model, EAGER), fitted(model, False)
@@ -98,6 +99,7 @@ def test_a_compiled_fit_equals_a_plain_one(model, n_graphs):
     np.testing.assert_allclose(found.predict(X), plain.predict(X), atol=1e-12)
 
 
+@pytest.mark.slow
 def test_nothing_compiled_stays(tmp_path, n_graphs):
     seen = []
 
@@ -153,6 +155,7 @@ def test_ready_made_estimators_say_that_it_changes_nothing():
     assert est.get_params()["compile"] is True
 
 
+@pytest.mark.slow
 def test_what_cannot_be_compiled_trains_uncompiled():
     calls = []
 
@@ -170,6 +173,7 @@ def test_what_cannot_be_compiled_trains_uncompiled():
         assert torch.equal(net2vec(found), net2vec(plain))
 
 
+@pytest.mark.slow
 def test_an_error_of_the_model_stays_its_own(n_graphs):
     class Wrong(nn.Module):
         def __init__(self):

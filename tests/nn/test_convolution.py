@@ -81,6 +81,7 @@ def by_torch(tcn, x):
     return x.permute(2, 0, 1)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(("n_in", "n_levels", "kernel_size"), [(F, 1, 2), (5, 3, 3), (F, 4, 3)])
 def test_the_tcn_is_torchs_convolutions_over_the_padded_series(n_in, n_levels, kernel_size):
     torch.manual_seed(0)

@@ -91,6 +91,7 @@ def test_states_and_gradients_are_those_of_the_formula(dtype, sizes):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("path")
 def test_it_is_differentiable_twice():
     for dtype in (torch.float64, torch.complex128):

@@ -56,12 +56,14 @@ def lru(layer):
     return step
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(("layer", "formula"), [(MinGRU, min_gru), (MinLSTM, min_lstm)])
 def test_the_gated_layers_are_the_formula_of_the_paper(layer, formula):
     made = layer(F, 5).double()
     assert_follows(made, formula(made), torch.zeros(B, 5, dtype=torch.float64))
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(("n_out", "n_states"), [(5, None), (5, 11), (17, 3)])
 def test_the_lru_is_the_formula_of_the_paper(n_out, n_states):
     layer = LRU(F, n_out, n_states).double()
@@ -99,6 +101,7 @@ def test_few_series_are_those_of_many(layer, by_kernels, monkeypatch):
         torch.testing.assert_close(three, many, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.few
 @GATED
 def test_gradients_are_differentiable(layer):
     made = layer(2, 3).double()

@@ -369,7 +369,6 @@ def test_other_buffers_of_a_criterion_follow_too():
 # -- shapes and types ----------------------------------------------------------------------------------
 
 
-@pytest.mark.pairwise
 @pytest.mark.parametrize(
     ("out", "ys", "hint"),
     [

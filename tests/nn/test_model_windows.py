@@ -386,6 +386,7 @@ def test_a_trial_touches_neither_the_model_nor_the_data_nor_the_generators(kind)
     assert all(m.training for m in model.modules())
 
 
+@pytest.mark.slow
 def test_the_verdict_does_not_depend_on_the_generators():
     for seed in range(20):
         torch.manual_seed(seed)
@@ -394,6 +395,7 @@ def test_the_verdict_does_not_depend_on_the_generators():
             takes_windows(lost_state(3), (torch.randn(7, 6, 3),))
 
 
+@pytest.mark.slow
 def test_the_answer_is_remembered_as_long_as_the_model_lives():
     calls = []
 

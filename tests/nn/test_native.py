@@ -204,6 +204,7 @@ def test_small_numbers_keep_their_digits(kind):
             assert apart(ours, exact) < 1e-6
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("kind", [*LAYERS, *CELLS])
 def test_gradients_are_those_of_finite_differences_also_twice(kind):
     module = (LAYERS | CELLS)[kind](2, 3).double()
@@ -363,6 +364,7 @@ def test_weights_changed_before_the_backward_pass_are_an_error_as_in_torch():
         loss.backward()
 
 
+@pytest.mark.slow
 def test_callers_at_the_same_time_do_not_disturb_each_other(threads):
     threads(2)
     work = []

@@ -160,6 +160,7 @@ def test_no_series_and_no_steps_are_torchs_matter():
         LSTM(F, H)(torch.zeros(0, 4, F))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(
     "ignore:There is a performance drop because:UserWarning"
 )  # of torch's cells under vmap

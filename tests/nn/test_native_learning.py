@@ -106,6 +106,7 @@ LEARNT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("net", LEARNT)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_kernels_learn_what_torch_learns(net, dtype, torch_is_off):
@@ -122,6 +123,7 @@ def test_kernels_learn_what_torch_learns(net, dtype, torch_is_off):
     assert np.nanmax(np.abs(found - est.predict(x))) > 0.01
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("n_classes", [2, 3])
 def test_kernels_learn_labels_as_torch_does(n_classes, torch_is_off):
     x, *_ = series_of_two_targets(np.float64)
@@ -141,6 +143,7 @@ def test_kernels_learn_labels_as_torch_does(n_classes, torch_is_off):
     assert np.abs(found[:, :, -1] - found[:, :, 0]).max() > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fused", [True, False])
 def test_torch_and_kernels_take_turns(fused):
     """Each goes on with what the other has learnt, also in a stream made from the state."""
@@ -160,6 +163,7 @@ def test_torch_and_kernels_take_turns(fused):
     np.testing.assert_allclose(np.stack(found, -1), expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_copies_of_a_stream_learn_apart(torch_is_off):
     est, x, y = fit_of(deep, ADAM, np.float64)
     torch_is_off()

@@ -54,7 +54,6 @@ def xs():
     return np.random.default_rng(0).normal(size=(13, 1, F))
 
 
-@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("n", [1, 5, 37])
@@ -309,6 +308,7 @@ def test_a_copy_goes_on_by_itself(copied, xs):
     assert [t.shape for t in both[0].state] == [(2, 1, 5)] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_process_goes_on(xs):

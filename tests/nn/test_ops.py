@@ -79,7 +79,6 @@ def test_bmm_gradient_equals_the_formula():
     np.testing.assert_allclose(B.grad.numpy(), np.einsum("mkb,mnb->knb", a, g), rtol=0, atol=1e-13)
 
 
-@pytest.mark.pairwise
 @pytest.mark.parametrize(("transA", "transB"), LETTERS)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 @pytest.mark.parametrize("alpha", [1, 1.0, -0.5, 0.0])
@@ -91,6 +90,7 @@ def test_batched_gemm_equals_einsum(transA, transB, dtype, alpha):
     np.testing.assert_allclose(out.resolve_conj().numpy(), expected, rtol=0, atol=1e-13)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(("transA", "transB"), LETTERS)
 def test_batched_gemm_gradients(transA, transB):
     A = stored(transA, 2, 3, 5, dtype=torch.complex128, requires_grad=True)

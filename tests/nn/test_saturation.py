@@ -59,7 +59,6 @@ def gradients(layer, x):
     return y.detach(), *torch.autograd.grad(y.sum(), [own, *layer.parameters()])
 
 
-@pytest.mark.pairwise
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("make", LAYERS.values(), ids=LAYERS)

@@ -67,6 +67,7 @@ def test_threads_never_share_a_block():
     assert not wrong
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 @pytest.mark.filterwarnings(
     "ignore::DeprecationWarning"
@@ -81,6 +82,7 @@ def test_a_forked_process_has_memory_of_its_own():
     assert (mine == 1).all()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(kernels.library() is None, reason=kernels.kernels_in_use())
 def test_graphs_that_live_at_the_same_time_do_not_disturb_each_other(spare):
     torch.manual_seed(0)

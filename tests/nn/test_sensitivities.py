@@ -128,6 +128,7 @@ def test_the_sensitivities_of_gated_layers_are_the_jacobian_of_the_state(layer):
             assert not wanted[0].any()  # of no other unit
 
 
+@pytest.mark.few
 def test_the_sensitivities_of_an_lru_are_the_jacobian_of_the_state():
     m = made(LRU, True)
     x, _ = data(2)

@@ -69,6 +69,7 @@ def test_classes_are_drawn_alike_and_no_sample_twice(n, per_class):
         assert len(set(ii.tolist())) == len(ii)
 
 
+@pytest.mark.slow
 def test_every_sample_of_a_class_is_drawn_as_often():
     ci, rng = classindexes(LABELS), np.random.default_rng(0)
     counts = np.bincount(

@@ -185,6 +185,7 @@ def test_ptrain_divides_along_any_axis():
     assert distance(lstm, twin) < 1e-6
 
 
+@pytest.mark.slow
 def test_ptrain_is_the_same_in_every_run_with_dropout_too():
     def run():
         torch.manual_seed(5)

@@ -216,6 +216,7 @@ def test_a_line_is_shown_once_by_every_way_to_show_progress(capfd, caplog):
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 def test_watching_changes_nothing(capsys, data):
     shown, silent = (
         Estimator(spec=SPEC, verbose=v, random_state=0).fit(*data) for v in (True, False)
@@ -224,6 +225,7 @@ def test_watching_changes_nothing(capsys, data):
     assert np.array_equal(shown.predict(data[0]), silent.predict(data[0]))
 
 
+@pytest.mark.slow
 def test_stages_without_epochs_are_said_before_they_begin(capsys, rng):
     x = rng.normal(size=(1, 3, 40))
     settings = {"max_updates": 50, "random_state": 0}

@@ -190,6 +190,7 @@ def test_a_summary_of_ones_own_says_how_it_is_written():
         publish_train_intermediates(NullSummaryWriter(), [Silent(1)], 1)
 
 
+@pytest.mark.slow
 def test_an_array_is_drawn_without_its_paddings():
     """As in bobbin's tensorboard_test.py."""
     data = np.random.default_rng(0).uniform(size=(17, 11))

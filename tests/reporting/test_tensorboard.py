@@ -63,6 +63,7 @@ def without_times(found):
     }
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("trigger", [4, EveryNSteps(4)])
 def test_the_curves_are_those_of_the_fit(tmp_path, scalars, trigger):
     losses = Losses()
@@ -82,6 +83,7 @@ def test_the_curves_are_those_of_the_fit(tmp_path, scalars, trigger):
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_looking_changes_nothing(tmp_path, no_thread_stays):
     looked_at, alone = make(TensorBoard(tmp_path, trigger=1)).fit(X, Y), make().fit(X, Y)
     assert torch.equal(net2vec(looked_at), net2vec(alone))
@@ -147,6 +149,7 @@ def uninterrupted(tmp_path_factory):
     return make(TensorBoard(folder, trigger=1)).fit(X, Y, validation_data=(XV, YV)), folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [1, 4])
 @pytest.mark.parametrize("killed_at", [1, 4, 9, 10, 14, 27])
 def test_a_fit_that_is_killed_and_resumed_has_each_point_once(
@@ -185,6 +188,7 @@ def test_a_fit_that_is_killed_and_resumed_has_each_point_once(
     assert found == expected
 
 
+@pytest.mark.slow
 def test_more_epochs_after_a_checkpoint_go_on_with_the_curves(tmp_path, scalars):
     for epochs in (1, 3):
         est = make(
@@ -196,6 +200,7 @@ def test_more_epochs_after_a_checkpoint_go_on_with_the_curves(tmp_path, scalars)
     )
 
 
+@pytest.mark.slow
 def test_partial_fit_and_warm_start_go_on_with_the_curves(tmp_path, scalars):
     est = make(TensorBoard(tmp_path / "partial", trigger=3))
     for _ in range(12):  # files of one process, within a second or two
@@ -211,6 +216,7 @@ def test_partial_fit_and_warm_start_go_on_with_the_curves(tmp_path, scalars):
 # -- several fits ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_fit_that_begins_anew_sets_the_earlier_one_aside_and_nothing_else(tmp_path, scalars):
     make(TensorBoard(tmp_path, trigger=1)).fit(X, Y, validation_data=(XV, YV))
     with SummaryWriter(tmp_path) as writer:
@@ -226,6 +232,7 @@ def test_a_fit_that_begins_anew_sets_the_earlier_one_aside_and_nothing_else(tmp_
     assert (tmp_path / earlier.name.replace("tfevents", "earlier")).read_bytes() == content
 
 
+@pytest.mark.slow
 def test_two_fits_at_once_do_not_share_a_directory(tmp_path, scalars):
     def within(loop):
         if loop.step == 1:
@@ -242,6 +249,7 @@ def test_two_fits_at_once_do_not_share_a_directory(tmp_path, scalars):
     assert scalars(tmp_path)["train/loss"] == curve(est.loss_curve_)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("n_jobs", [None, 2])
 def test_each_fit_of_a_search_has_a_directory(
     tmp_path, scalars, accumulated, forked_workers, n_jobs
@@ -263,6 +271,7 @@ def test_each_fit_of_a_search_has_a_directory(
     assert sorted(sizes[:4]) == [False, False, True, True]
 
 
+@pytest.mark.slow
 def test_it_is_cloned_and_pickled_as_its_directory_also_while_in_use(tmp_path, scalars):
     copies = []
 

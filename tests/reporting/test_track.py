@@ -80,6 +80,7 @@ def metric(client, run, tag):
     return sorted((m.step, m.value) for m in history)
 
 
+@pytest.mark.slow
 def test_mlflow_gets_parameters_curves_pictures_and_the_estimator(server, tmp_path):
     run = mlflow.start_run()
     before = time.time()
@@ -104,6 +105,7 @@ def test_mlflow_gets_parameters_curves_pictures_and_the_estimator(server, tmp_pa
     assert mlflow.active_run().info.run_id == run.info.run_id
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # SQLAlchemy's, for what MLflow calls
 def test_mlflow_writes_where_it_does_by_default(tmp_path, monkeypatch):
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
@@ -115,6 +117,7 @@ def test_mlflow_writes_where_it_does_by_default(tmp_path, monkeypatch):
     assert (tmp_path / "mlflow.db").exists()
 
 
+@pytest.mark.slow
 def test_every_number_of_tensorboard_is_logged(scalars, tmp_path):
     log = Log()
     make(TensorBoard(tmp_path, trigger=2), Track(log, trigger=2), head=Sowing).fit(X, Y)
@@ -131,6 +134,7 @@ def test_every_number_of_tensorboard_is_logged(scalars, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_plain_log_gets_settings_by_config_or_as_values():
     log = Log()
     make(Track(log), epochs=1).fit(X, Y)
@@ -150,6 +154,7 @@ def stop_at(step, loop):
         raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", [14, 18], ids=["within", "end"])
 def test_a_resumed_run_goes_on_at_its_step(at, server, tmp_path):
     whole = Log()
@@ -165,6 +170,7 @@ def test_a_resumed_run_goes_on_at_its_step(at, server, tmp_path):
     assert server.list_artifacts(run.info.run_id, "model")
 
 
+@pytest.mark.slow
 def test_a_second_fit_in_a_run_follows_the_first(server):
     run = mlflow.start_run()
     est = make(Track(run), epochs=2).fit(X, Y)
@@ -197,6 +203,7 @@ def fit_in_trackio():
     np.testing.assert_array_equal(fluxutils_py.load(found[0]).predict(X), est.predict(X))
 
 
+@pytest.mark.slow
 def test_a_run_of_trackio_offline(tmp_path):
     # it reads its folder when it is imported
     program = "from tests.reporting.test_track import fit_in_trackio; fit_in_trackio()"
@@ -226,6 +233,7 @@ def test_copies_write_to_the_same_run(server):
     assert sent.tracker.client.get_run(run.info.run_id).info.run_id == run.info.run_id
 
 
+@pytest.mark.slow
 def test_a_stopped_fit_is_tracked_to_its_end_and_a_failed_one_has_no_model():
     log = Log()
     stored = []

@@ -50,6 +50,7 @@ def test_numbers_of_a_step_go_together_and_what_is_there_is_left_out():
     assert kept.numbers == [(12, {"b": 2.0, "c/x": 3.0}), (13, {"a": 4.0})]
 
 
+@pytest.mark.slow
 def test_names_that_mlflow_refuses_are_changed(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     client = mlflow.MlflowClient((tmp_path / "runs").as_uri())

@@ -147,6 +147,7 @@ def test_nothing_is_written_after_close(opened, tmp_path, scalars, no_thread_sta
     assert len(list(tmp_path.iterdir())) == 1
 
 
+@pytest.mark.few
 def test_a_forked_process_is_told_that_the_writer_is_not_its_own(opened, tmp_path, scalars):
     writer = opened(tmp_path)
     reading, writing = os.pipe()
@@ -172,6 +173,7 @@ def test_a_forked_process_is_told_that_the_writer_is_not_its_own(opened, tmp_pat
     assert scalars(tmp_path) == {"parent": [(1, 1.0)]}
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_when_a_program_ends_without_close(finalized_python, tmp_path, scalars):
     program = f"""
 import numpy as np

@@ -58,6 +58,7 @@ def test_the_card_of_a_loaded_estimator_is_the_same(tmp_path):
     assert fluxutils_py.card(fluxutils_py.load(tmp_path / "model.pt")) == fluxutils_py.card(est)
 
 
+@pytest.mark.slow
 def test_pipelines_and_searches_list_their_parts():
     pipe = make_pipeline(SequenceScaler(), plain_regressor(**SMALL))
     grid = {"sequenceregressor__hidden_size": [2]}
@@ -71,6 +72,7 @@ def test_pipelines_and_searches_list_their_parts():
     assert found["sequenceregressor.x"].startswith("(3, 7, 11)")
 
 
+@pytest.mark.slow
 def test_forecasters_have_cards():
     fc = Forecaster(h=2, max_steps=50, season_length=3, random_state=0)
     found = rows(fluxutils_py.card(fc.fit(X[:1] + 20)))
@@ -108,6 +110,7 @@ def loading(obj):
     return next(line for line in fluxutils_py.card(obj).splitlines() if ".load(" in line)
 
 
+@pytest.mark.slow
 def test_the_card_of_a_network_of_ones_own_asks_for_it(tmp_path):
     spec = {"epochs": 1, "batchsize": 7, "seqsize": 11}
     est = Estimator(Own, spec=spec).set_params(model__width=3).fit(X, X[:1])

@@ -82,6 +82,7 @@ def test_transformers_of_sequences_come_back(made, tmp_path):
         found.transform(X[:2])
 
 
+@pytest.mark.slow
 def test_pipelines_with_estimators_come_back(tmp_path):
     x, y = samples(X), samples(X[:1])
     pipe = make_pipeline(
@@ -95,6 +96,7 @@ def test_pipelines_with_estimators_come_back(tmp_path):
     np.testing.assert_array_equal(again(classifier, tmp_path).predict(x), classifier.predict(x))
 
 
+@pytest.mark.slow
 def test_transformed_targets_come_back(tmp_path):
     x, y = ROWS, np.exp(ROWS[:, 0])
     for settings in (
@@ -124,6 +126,7 @@ def columns(**settings):
     )
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("remainder", ["drop", preprocessing.MinMaxScaler()], ids=str)
 def test_selected_columns_come_back(remainder, tmp_path):
     frame = pd.DataFrame({"a": [1.0, 2, 4], "b": [3.0, 1, np.nan], "c": [1, 2, 3], "d": [4, 2, 1]})
@@ -142,6 +145,7 @@ def test_selected_columns_come_back(remainder, tmp_path):
     assert os.listdir(tmp_path) == ["file.pt"]
 
 
+@pytest.mark.slow
 def test_of_a_search_the_best_comes_back(tmp_path):
     x, y = samples(X), samples(X[:1])
     pipe = make_pipeline(SequenceScaler(), plain_regressor(**SMALL, random_state=0))
@@ -163,6 +167,7 @@ def test_of_a_search_the_best_comes_back(tmp_path):
         fluxutils_py.save(without, tmp_path / "file.pt")
 
 
+@pytest.mark.slow
 def test_forecasters_come_back_in_their_own_format(tmp_path):
     fc = Forecaster(h=2, max_steps=50, season_length=3, random_state=0).fit(X[:1] + 20)
     found = again(fc, tmp_path)
@@ -174,6 +179,7 @@ def test_forecasters_come_back_in_their_own_format(tmp_path):
         fluxutils_py.save(Forecaster(h=2), tmp_path / "file.pt")
 
 
+@pytest.mark.slow
 def test_an_estimator_is_saved_as_by_its_own_method(tmp_path):
     est = plain_regressor(**SMALL, random_state=0).fit(X, X[:1])
     assert type(again(est, tmp_path)) is SequenceRegressor
@@ -206,6 +212,7 @@ def own_net(n_in, n_out, width=2):
     return torch.nn.Sequential(Own(n_in, width), torch.nn.Linear(width, n_out))
 
 
+@pytest.mark.slow
 def test_settings_that_a_search_has_found_are_those_of_the_loaded_model(tmp_path):
     est = Estimator(own_net, spec={"epochs": 1, "batchsize": 7, "seqsize": 5}, random_state=0)
     search = GridSearchCV(est, {"model__width": [3]}, cv=2, error_score="raise")

@@ -96,6 +96,7 @@ def test_a_checkpoint_that_another_run_removes_while_it_is_read_is_explained(
     assert model.weight.item() == before
 
 
+@pytest.mark.slow
 def test_of_two_processes_that_fit_into_one_folder_one_ends_as_if_alone(tmp_path, python):
     """Such as ranks of a job that was restarted, whose launcher alone was killed."""
     program = textwrap.dedent("""

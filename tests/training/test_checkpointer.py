@@ -179,6 +179,7 @@ def test_numbers_of_numpy_will_do(tmp_path):
 # -- killed while saving -------------------------------------------------------------------------------
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("killed_in", ["save", "fsync", "replace", "unlink"])
 @pytest.mark.parametrize("call", [1, 2, 3])
 def test_a_save_that_is_killed_anywhere_leaves_a_checkpoint(tmp_path, killed_in, call):
@@ -423,6 +424,7 @@ def same(a, b):
     return len(a) == len(b) and all(map(same, a, b)) if isinstance(a, list | tuple) else a == b
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_over_and_over_ends_as_if_it_had_not_been(tmp_path):
     whole = Fit(tmp_path / "whole").run()
     outcome, folder, moments = (
@@ -562,6 +564,7 @@ def test_without_ranks_the_first_saves_whoever_calls(tmp_path, monkeypatch):
     assert checkpoints.paths() == []
 
 
+@pytest.mark.slow
 def test_dropout_goes_on_exactly_from_what_the_docstring_tracks(tmp_path):
     x = torch.randn(20, 3)
 

@@ -43,6 +43,7 @@ def form(request, monkeypatch):
     return request.param
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("p", [7, P])
 def test_weights_and_errors_left_out_are_those_of_refitted_ridges(form, p, weighted):
@@ -71,6 +72,7 @@ def test_groups_are_left_out_together(form):
         np.testing.assert_allclose(head.left_out[groups == g], expected, rtol=0, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_the_penalty_has_the_smallest_error_of_all_that_are_tried(form):
     x, y, w = data()
     head = fit_closed_form(in_blocks(x, y, w), N)
@@ -104,6 +106,7 @@ def classes():
     return x, y, w, max(scores, key=scores.get)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("form")
 def test_classes_are_chosen_by_accuracy_then_by_error(classes):
     x, y, w, alpha = classes

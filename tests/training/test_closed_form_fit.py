@@ -114,6 +114,7 @@ def kernel_features(model, x, lengths):
     return torch.stack(rows)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(("batchsize", "seqsize"), [(5, 7), (13, 31)])
 def test_labels_of_series_are_learnt_from_features_at_their_ends(x, batchsize, seqsize):
     labels = np.arange(N) % 3
@@ -141,6 +142,7 @@ def test_labels_of_series_are_learnt_from_features_at_their_ends(x, batchsize, s
     torch.testing.assert_close(got, expected.temperature * outputs, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_biases_are_those_of_the_standardised_series(x):
     torch.manual_seed(0)
     model, _ = fitted(

@@ -85,6 +85,7 @@ def nested(depth):
     return value
 
 
+@pytest.mark.slow
 def test_lists_in_lists_without_end_are_refused(path):
     pickled = pickle.dumps({"kind": KIND}, 2)[:-1]  # without STOP; the dict is on the stack
     deep = b"X\x01\x00\x00\x00a" + b"]" * 100_000 + b"a" * 99_999 + b"s."

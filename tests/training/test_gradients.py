@@ -59,6 +59,7 @@ def test_the_mean_weighted_by_sizes_is_the_gradient_of_the_whole(task, bs):
     assert all(p.grad is None for p in model.parameters())
 
 
+@pytest.mark.slow
 def test_no_run_differs_from_another_nor_from_one_thread(task):
     loss, model, batch = task
     samples = dividebatch(5, *batch)
@@ -120,6 +121,7 @@ def test_tgradient_prepares_its_samples_in_the_threads(task):
     assert distance(grads, torch.autograd.grad(loss(*batch), list(model.parameters()))) < 1e-6
 
 
+@pytest.mark.slow
 def test_tgradient_draws_the_same_samples_in_every_run(task):
     loss, model, _ = task
 
@@ -144,6 +146,7 @@ def test_threads_that_work_already_are_used(task):
         assert threading.active_count() == before + 1
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("size", "parts"), [(1, [1]), (12, [1, 2, 4, 8, 16]), (103, [1, 2, 4, 8, 16, 32, 64, 128])]
 )

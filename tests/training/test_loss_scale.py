@@ -146,6 +146,7 @@ def test_every_way_to_train_has_it(way, precision):
         assert (p - q).abs().max() <= near
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_infinite_and_too_many_gradients_are_errors():
     p = nn.Parameter(torch.ones(2))
     step = FunctionStep(

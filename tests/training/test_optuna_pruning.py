@@ -60,6 +60,7 @@ def test_each_epoch_is_reported(direction, validated):
     assert trial.intermediate_values == {i + 1: sign * loss for i, loss in enumerate(losses)}
 
 
+@pytest.mark.slow
 def test_a_pruned_fit_leaves_a_usable_estimator():
     est = estimator()
 
@@ -74,6 +75,7 @@ def test_a_pruned_fit_leaves_a_usable_estimator():
     np.testing.assert_array_equal(est.predict(X), short.predict(X))
 
 
+@pytest.mark.slow
 def test_a_pruned_fit_puts_an_earlier_one_back():
     est = estimator(epochs=1).fit(X, Y)
     before, predicted = net2vec(est), est.predict(X)
@@ -86,6 +88,7 @@ def test_a_pruned_fit_puts_an_earlier_one_back():
     np.testing.assert_array_equal(est.predict(X), predicted)
 
 
+@pytest.mark.slow
 def test_a_trial_of_fixed_parameters_prunes_nothing():
     estimator(callbacks=OptunaPruning(optuna.trial.FixedTrial({}))).fit(X, Y)
 
@@ -140,6 +143,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.slow
 def test_a_killed_study_goes_on_in_the_middle_of_a_trial(python, tmp_path):
     def start(how):
         command = [python, "-c", STUDY, str(tmp_path), how]

@@ -45,6 +45,7 @@ def late(monkeypatch):
 SCHEDULER = partial(torch.optim.lr_scheduler.StepLR, step_size=4, gamma=0.5)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     "spec",
     [
@@ -96,6 +97,7 @@ def broken(model, xs, ys, *, at, where):
     return loss * math.inf if where == "loss" else loss + (out - out.detach()).abs().sqrt().sum()
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("where", ["loss", "gradient norm"])
 @pytest.mark.parametrize(("at", "accumulate"), [(1, 1), (4, 1), (15, 1), (5, 3), (6, 3), (14, 4)])
 def test_what_is_not_finite_is_an_error_that_changes_no_parameter(late, where, at, accumulate):
@@ -126,6 +128,7 @@ def test_what_is_not_finite_is_an_error_that_changes_no_parameter(late, where, a
     assert (after - after_).abs().max() < 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulate", [1, 4])
 def test_a_checkpoint_knows_all_losses_and_is_never_of_a_step_that_failed(
     late, tmp_path, accumulate

@@ -258,11 +258,13 @@ def test_what_torch_never_wrote_is_refused(path, data):
     refused(path, data)
 
 
+@pytest.mark.slow
 def test_random_bytes_are_refused(path):
     for _ in range(300):
         refused(path, random.randbytes(random.randrange(60)))
 
 
+@pytest.mark.slow
 def test_a_damaged_index_is_refused(path):
     write_file(path, content())
     with zipfile.ZipFile(path) as archive:

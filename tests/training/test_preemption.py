@@ -55,6 +55,7 @@ def default_handlers():
     assert after == before
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("name", NUMBERS)
 def test_a_signal_leads_to_a_checkpoint_from_which_the_fit_goes_on(name, tmp_path, caplog):
     saves = Checkpointer(tmp_path)
@@ -68,6 +69,7 @@ def test_a_signal_leads_to_a_checkpoint_from_which_the_fit_goes_on(name, tmp_pat
     assert resumed.loss_curve_ == uninterrupted.loss_curve_
 
 
+@pytest.mark.slow
 def test_in_a_loop_of_any_kind(tmp_path):
     def train(*hooks):
         torch.manual_seed(0)
@@ -94,6 +96,7 @@ def test_in_a_loop_of_any_kind(tmp_path):
     assert torch.equal(resumed, train())
 
 
+@pytest.mark.slow
 def test_handlers_of_others_stay(tmp_path):
     found = []
     signal.signal(signal.SIGUSR1, lambda number, frame: found.append(number))
@@ -111,6 +114,7 @@ def test_two_checkpointers_answer_once(tmp_path):
     assert [c.latest_step() for c in saves] == [7, -1]
 
 
+@pytest.mark.slow
 def test_a_signal_after_the_last_step_is_for_the_program(tmp_path):
     """SIGUSR1 finds nothing left to save; SIGTERM still ends the program."""
     est = estimator(Checkpointer(tmp_path), at_step(50, "SIGUSR1", "on_end")).fit(X, Y)
@@ -127,6 +131,7 @@ def test_a_signal_after_the_last_step_is_for_the_program(tmp_path):
     assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_other_threads_have_no_signals(tmp_path):
     found = []
     t = threading.Thread(target=lambda: found.append(estimator(Checkpointer(tmp_path)).fit(X, Y)))

@@ -198,6 +198,7 @@ def cut_off(make, go, events=("step", "epoch", "end")):
         yield whole.outcome(), rest.outcome()
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("data", DATA)
 def test_epochs_go_on_after_any_step(data, no_thread_stays):
     n = 0
@@ -235,6 +236,7 @@ def test_a_run_that_was_about_to_stop_stops(stop_at):
         assert rest[4] == rest[-1] == stop_at
 
 
+@pytest.mark.slow
 def test_the_second_of_two_runs_goes_on():
     def go(run):
         run.loop.run_epochs(run.data, 2 - run.loop.epoch if run.loop.epoch < 2 else 2)
@@ -355,6 +357,7 @@ class Fit:
         return weights, history, self.trainer.optimizer.param_groups[0]["lr"], self.loop.metrics
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("patience", [None, 2])
 def test_training_goes_on_after_any_step(patience):
     outcomes = list(

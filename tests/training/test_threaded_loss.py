@@ -87,6 +87,7 @@ def trained(n_jobs, recurrent=False, loss_fn=None, by_loop=True, **settings):
     )
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(
     "settings",
     [
@@ -109,6 +110,7 @@ def test_a_trainer_in_three_threads_is_that_in_one(settings):
     assert torch.equal(others[0][0], others[1][0])
 
 
+@pytest.mark.slow
 def test_dropout_has_the_same_bits_in_every_run():
     found = []
     for _ in range(2):

@@ -121,6 +121,7 @@ def test_a_stream_of_steps_is_the_transform_of_the_series(x, strategy, value, or
     assert same(again.step(x[:, :, 5]), other[:, :, 0])
 
 
+@pytest.mark.slow
 def test_no_cut_is_seen(x, rng, tmp_path):
     """Blocks of any series and steps, in any order, from files and from memory."""
     imputer = SequenceImputer("ffill").fit(x)
@@ -186,6 +187,7 @@ def test_long_gaps_are_looked_back_through_once(x, monkeypatch):
     assert sum(reads) <= T + 1
 
 
+@pytest.mark.slow
 def test_a_pipeline_of_views_is_the_one_by_hand(x, rng):
     y = rng.normal(size=(1, N, T))
     settings = {"hidden_size": 3, "epochs": 2, "seqsize": 7, "random_state": 0}

@@ -385,6 +385,7 @@ def test_a_pipeline_takes_matrices(rng):
     assert pipe.predict(x).shape == (40,)
 
 
+@pytest.mark.slow
 def test_folds_in_time_are_scaled_by_their_own_training_steps(rng):
     x = rng.normal(size=(F, N, 23)).cumsum(2)
     y = x[:1]
@@ -403,6 +404,7 @@ def test_folds_in_time_are_scaled_by_their_own_training_steps(rng):
     assert out.shape == (N, 23)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("form", ["native", "samples", "timesteps", "rows"])
 def test_targets_are_transformed_and_back(rng, form):
     x = rng.normal(size=(F, 30, T))

@@ -123,6 +123,7 @@ def test_a_stream_gives_each_step_and_goes_on_from_a_state(x, dtype):
     assert np.abs(found[:, 2] - whole[:, 2, 0]).max() > 0.1
 
 
+@pytest.mark.slow
 def test_pipelines_predict_stream_save_and_export(x, tmp_path):
     pytest.importorskip("onnxruntime")
     x = np.nan_to_num(x, nan=5.0).astype("float32")

@@ -72,6 +72,7 @@ def test_lists_of_series_are_transformed_one_by_one(rng, transformer, dtype):
         )
 
 
+@pytest.mark.slow
 def test_a_pipeline_takes_lists_of_series(rng):
     xs = [rng.normal(size=(2, n)) for n in (7, 12, 30, 9)]
     ys = [500 + x[:1].cumsum(1) for x in xs]
@@ -159,6 +160,7 @@ def test_padding_stays_and_has_no_say(rng, transformer, at_start, tmp_path):
     np.testing.assert_allclose(found[:, known], expected[:, known], rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_starts_that_reach_the_estimator_alone_are_warned_of(rng):
     x, starts = rng.normal(size=(2, 6, 30)), np.array([0, 5, 3, 0, 9, 1])
     y = x[:1].cumsum(2)

@@ -53,6 +53,7 @@ def mapped(x, path):
     return h5mmap(path, "x")
 
 
+@pytest.mark.few
 @pytest.mark.usefixtures("_block_sizes")
 def test_statistics_are_numpys(x):
     s = WinsorScaler().fit(x)
@@ -113,6 +114,7 @@ def test_parts_of_views_are_what_counts(x):
     )
 
 
+@pytest.mark.slow
 def test_a_pipeline_learns_bounds_from_training_folds_only(rng):
     x = rng.standard_cauchy((2, 5, 60))
     y = np.tanh(x).mean(0, keepdims=True)

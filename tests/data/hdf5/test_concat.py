@@ -43,7 +43,6 @@ def error(*args, **kwargs):
 # -- one axis -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.pairwise
 @BOTH
 @pytest.mark.parametrize("axes", ["TNF", "FNT", "NFT"])
 @pytest.mark.parametrize("dims", [0, 1, 2, -1, -2, -3])
@@ -81,6 +80,7 @@ def test_many_datasets_of_many_axes(tmp_path, virtual):
         assert read(tmp_path / "all.h5", name).dtype == expected.dtype
 
 
+@pytest.mark.few
 @BOTH
 def test_the_same_file_many_times(tmp_path, virtual):
     (path,) = files(tmp_path, [numbers((2, 3, 4))])
@@ -229,6 +229,7 @@ def test_gaps_hold_the_fill(tmp_path, fill, dtype, virtual):
     assert read(tmp_path / "none.h5").dtype == a.dtype
 
 
+@pytest.mark.few
 @BOTH
 @pytest.mark.parametrize("lacking", [0, 1, 2])
 def test_a_file_that_lacks_a_dataset_leaves_a_gap_in_its_place(tmp_path, lacking, virtual):
@@ -252,6 +253,7 @@ def test_a_file_that_lacks_a_dataset_leaves_a_gap_in_its_place(tmp_path, lacking
     )
 
 
+@pytest.mark.few
 @BOTH
 def test_a_pattern_stands_for_the_files_that_match_it(tmp_path, virtual):
     arrays = [numbers((2, n, 3), n) for n in (1, 4, 2)]
@@ -318,6 +320,7 @@ def test_attributes_come_from_the_first_file(tmp_path, virtual):
         assert dict(file["x"].attrs) == {"unit": "K", "axes": "TNF"}
 
 
+@pytest.mark.few
 @BOTH
 def test_what_cannot_be_joined_is_copied_if_it_is_the_same(tmp_path, virtual):
     same = {"mean": [1.0, np.nan], "names": ["a", "b"], "lr": 0.1, "flag": True, "z": [1j]}
@@ -401,6 +404,7 @@ def test_a_source_that_grows_afterwards_changes_nothing(tmp_path):
 # -- errors -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few
 @BOTH
 def test_errors_leave_the_old_file_and_no_other(tmp_path, virtual):
     a = numbers((2, 3, 4))
@@ -501,6 +505,7 @@ def test_killed_half_way_it_leaves_the_old_file(python, tmp_path):
     assert read(tmp_path / "all.h5").shape == (1, 1, 1)
 
 
+@pytest.mark.slow
 def test_a_bar_for_who_is_watching(tmp_path, capfd, monkeypatch):
     import tqdm.auto
 

@@ -140,6 +140,7 @@ def test_room_that_cannot_be_made(tmp_path):
     assert os.listdir(tmp_path) == ["a.h5"]
 
 
+@pytest.mark.slow
 def test_predicting_into_a_file(tmp_path):
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(F, N, T)).astype("f4"), rng.normal(size=(2, N, T)).astype("f4")
@@ -331,6 +332,7 @@ def at_once(n, task):
     return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("existing", [True, False])
 def test_of_several_processes_one_creates_and_all_map_the_same(tmp_path, existing):
     """As ranks that call ``predict(x, out=h5create(..., exist_ok=True))``."""

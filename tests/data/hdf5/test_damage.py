@@ -88,6 +88,7 @@ def sound_files(folder):
         file.create_virtual_dataset("x", layout).attrs["axes"] = "TNF"
 
 
+@pytest.mark.slow
 def test_a_damaged_file_gives_right_data_or_an_error_in_time(finalized_python, tmp_path):
     sound_files(tmp_path / "files")
     n_mutations = int(os.environ.get("FLUXUTILS_MUTATIONS", "600"))

@@ -160,6 +160,7 @@ def test_more_names_than_an_attribute_holds(tmp_path):
 # -- many files ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("virtual", [True, False])
 def test_files_that_agree_keep_their_names(tmp_path, virtual):
     for i, names in enumerate((NAMES, NAMES, None)):  # one without names goes with any
@@ -171,6 +172,7 @@ def test_files_that_agree_keep_their_names(tmp_path, virtual):
     assert h5mmap(tmp_path / "grid.h5", "x").feature_names == NAMES
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("virtual", [True, False])
 def test_names_follow_each_other_where_features_do(tmp_path, virtual):
     saved(tmp_path / "a.h5", NAMES[:2], X[:2])

@@ -108,6 +108,7 @@ def test_slices_of_a_lazy_array_keep_the_names_of_their_features(tmp_path):
         assert LazyArray(x[1:]).feature_names == ("b", "c")
 
 
+@pytest.mark.slow
 def test_a_training_split_of_a_file_larger_than_memory(tmp_path):
     n, n_steps = 10**6, 10**5  # 800 GB
     with h5py.File(tmp_path / "a.h5", "w") as file:
@@ -130,6 +131,7 @@ def test_a_training_split_of_a_file_larger_than_memory(tmp_path):
         assert not isinstance(scaled, np.ndarray)
 
 
+@pytest.mark.slow
 def test_a_fit_on_slices_is_that_on_the_same_numbers_in_memory(tmp_path):
     values = X / X.max()
     spec = Spec(epochs=2, batchsize=3, seqsize=4)
@@ -264,6 +266,7 @@ def test_two_of_one_external_dataset(tmp_path, monkeypatch):
         assert np.array_equal(x[...], X)
 
 
+@pytest.mark.slow
 def test_more_sources_than_files_may_be_open(tmp_path):
     """HDF5 itself would give zeros for those that it cannot open."""
     for i in range(40):
@@ -305,6 +308,7 @@ def test_pickles_by_name(tmp_path, monkeypatch):
     x.close()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
 def test_reaches_workers(tmp_path):
     with chunked(tmp_path) as x:
@@ -312,6 +316,7 @@ def test_reaches_workers(tmp_path):
     assert all(np.array_equal(f, X) for f in found)
 
 
+@pytest.mark.slow
 def test_reads_in_forked_processes(tmp_path):
     """While another thread of the parent is reading all the time."""
     x = chunked(tmp_path, chunks=(1, 1, 1))
@@ -347,6 +352,7 @@ def test_reads_in_forked_processes(tmp_path):
     x.close()
 
 
+@pytest.mark.slow
 def test_reads_in_threads(tmp_path):
     x = pickle.loads(pickle.dumps(chunked(tmp_path)))  # not open yet: all threads find it closed
     keys = [(slice(None), [i % N, (i * 7) % N], slice(i % T, None)) for i in range(200)]

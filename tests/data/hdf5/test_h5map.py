@@ -106,6 +106,7 @@ def test_reading_past_the_end_is_an_error_and_not_a_crash(tmp_path):
 # -- other processes ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("axes", ORDERS)
 def test_every_view_survives_pickling(tmp_path, axes):
     x, plain = saved(tmp_path, axes=axes, before=np.zeros(1, "u1")), numbers()
@@ -121,6 +122,7 @@ def test_every_view_survives_pickling(tmp_path, axes):
         assert type(found) is (np.ndarray if name == "nothing" else H5Map)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
 def test_every_view_reaches_a_worker_right(tmp_path):
     big = numbers("f8", (3, 67, 101))
@@ -221,6 +223,7 @@ def pages_of(calls):
     ]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("axes", ORDERS)
 def test_just_the_pages_of_a_window_are_asked_for(tmp_path, axes):
     x = saved(tmp_path, numbers("f4", (4, 60, 400)), axes, before=np.zeros(999, "u1"))

@@ -57,6 +57,7 @@ def whole(x):
     return x.shape[:2] == (3, 37) and (np.asarray(x) == x[0, 0, 0]).all()
 
 
+@pytest.mark.slow
 def test_a_reader_sees_one_version_of_a_file_that_is_being_replaced(python, tmp_path):
     versions = set()
     with replacing(python, tmp_path / "a.h5", "other"):
@@ -71,6 +72,7 @@ def test_a_reader_sees_one_version_of_a_file_that_is_being_replaced(python, tmp_
     assert len(versions) > 5
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("kind", ["map", "lazy"])
 def test_what_was_pickled_opens_the_same_version_or_none(python, tmp_path, kind):
     outcomes = {"same": 0, "refused": 0}
@@ -162,6 +164,7 @@ def test_a_file_that_may_be_another_is_refused_with_the_remedy(tmp_path, how, ki
     assert str(caught.value) == OTHER_FILE.format(path)
 
 
+@pytest.mark.slow
 def test_a_map_for_writing_reaches_many_workers_while_others_write(tmp_path):
     out = h5create(tmp_path / "a.h5", "out", (F, N, T))
     data = [pickle.dumps(out[:, n]) for n in range(N)]
@@ -184,6 +187,7 @@ def test_a_file_that_grew_before_pickling_is_the_same(tmp_path):
         assert np.array_equal(pickle.loads(pickle.dumps(x)), x)
 
 
+@pytest.mark.slow
 def test_a_lazy_array_reads_the_file_that_it_opened_after_a_fork(tmp_path):
     path = tmp_path / "a.h5"
     with h5py.File(path, "w") as file:

@@ -47,6 +47,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and needs sparse files")
 def test_anonymous_memory_does_not_grow_with_the_file(python, tmp_path):
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

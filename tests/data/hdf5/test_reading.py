@@ -592,6 +592,7 @@ def test_bad_options(tmp_path):
 # -- other processes ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_file_open_for_writing_elsewhere(python, tmp_path):
     path = write(tmp_path / "a.h5")
     with other_process(python, "f = h5py.File(sys.argv[1], 'r+')", path):
@@ -626,6 +627,7 @@ def test_a_map_lets_others_write_and_sees_what_they_do(python, tmp_path):
         assert x[0, 1, 2] == 99
 
 
+@pytest.mark.slow
 def test_a_lazy_array_keeps_writers_out_until_it_is_closed(tmp_path):
     path = write(tmp_path / "a.h5", chunks=True)
     program = "try: h5py.File(sys.argv[1], 'r+')\nexcept OSError as e: print('refused', e.errno)"
@@ -664,6 +666,7 @@ def test_file_written_in_swmr_mode(python, tmp_path):
         )
 
 
+@pytest.mark.slow
 def test_a_file_that_grows(tmp_path):
     """Each line that the writer reads has it append a step."""
     path = tmp_path / "a.h5"

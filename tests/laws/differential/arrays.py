@@ -74,6 +74,7 @@ def make_data(case, seed, more_series=0, more_steps=0):
         y[0, 0, -1] = 0.5
     if case["nan_inputs"]:
         gone = dead & (rng.random((N, T)) < 0.6)
+        gone[0, 0] = False  # one series has steps behind the burn-in, however the others begin
         for a in x:
             a[:, gone] = np.nan
     if case["wild"] and (seed == 1 or case["estimator"] not in CLASSIFIERS):
