@@ -26,7 +26,8 @@ nox.options.reuse_venv = "no"
 os.environ.setdefault("UV_COMPILE_BYTECODE", "1")
 
 PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
-PYTEST = ["python", "-m", "pytest", "-n", "3", "--dist", "worksteal"]
+PYTEST = ["python", "-m", "pytest", "-n", "3", "--dist", "worksteal"]  # the first tier
+EVERYTHING = ["-m", ""]
 LIBRARY = Path("fluxutils_py", "nn", "_kernels.so")
 WITH_KERNELS = {"FLUXUTILS_REQUIRE_KERNELS": "1"}
 WITHOUT_KERNELS = {
@@ -47,14 +48,14 @@ def checks(session: nox.Session) -> None:
 
 @nox.session(python=PYTHONS)
 def newest(session: nox.Session) -> None:
-    """The tests with the newest versions of other packages."""
+    """All tests with the newest versions of other packages."""
     install(session, "-e", ".[test]")
-    show_and_test(session, *session.posargs)
+    show_and_test(session, *EVERYTHING, *session.posargs)
 
 
 @nox.session(python=PYTHONS[0], venv_backend="uv")
 def lowest(session: nox.Session) -> None:
-    """The tests with the lowest versions that setup.cfg allows, those of extras too."""
+    """The first tier of tests with the lowest versions that setup.cfg allows, those of extras too."""
     versions = ["--resolution", "lowest-direct", "-c", "constraints-lowest.txt"]
     install(session, *versions, "-e", ".[test]")
     show_and_test(session, *session.posargs)
@@ -62,7 +63,7 @@ def lowest(session: nox.Session) -> None:
 
 @nox.session(python=PYTHONS[0])
 def no_kernels(session: nox.Session) -> None:
-    """The tests where the kernels cannot be built, which a warning tells."""
+    """All tests where the kernels cannot be built, which a warning tells."""
     LIBRARY.unlink(missing_ok=True)  # of another session in this clone
     session.install("-e", ".[test]", env=WITHOUT_KERNELS)
     program = (
@@ -71,7 +72,7 @@ def no_kernels(session: nox.Session) -> None:
         "assert 'FLUXUTILS_KERNELS=0' in str(caught[0].message)"
     )
     session.run("python", "-c", program)
-    show_and_test(session, *session.posargs)
+    show_and_test(session, *EVERYTHING, *session.posargs)
 
 
 @nox.session(python=PYTHONS[0])

@@ -27,6 +27,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["SCIPY_ARRAY_API"] = "1"
 
 import pytest
+from _pytest.doctest import DoctestModule
 
 # What one process has compiled the others read, whatever is asked for elsewhere: the workers of
 # pytest-xdist would rewrite every test again in each run, and hundreds of programs compile the
@@ -80,7 +81,8 @@ def pytest_collection_modifyitems(config, items):
             if i not in set(first):
                 test.add_marker("slow")
     for item in items:
-        if item.path.name in SLOW_EXAMPLES:
+        # programs of ranks, which take a minute, are run once for all tests that ask for them
+        if item.path.name in SLOW_EXAMPLES or "ran" in getattr(item, "fixturenames", ()):
             item.add_marker("slow")
     config.hook.pytest_deselected(items=list(left_out))
     long = {
@@ -133,6 +135,13 @@ def covering(rows, n_together):
         chosen.append(best)
         missing -= held[best]
     return sorted(chosen)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file():
+    """Tests have no examples in docstrings, which looking for takes a second in each process."""
+    found = yield
+    return [each for each in found if not isinstance(each, DoctestModule)]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -31,6 +31,7 @@ def client(python, monkeypatch):
     return Client
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs_without_an_error(path, client, tmp_path):

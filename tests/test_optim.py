@@ -252,6 +252,7 @@ def model():
     return nn.Sequential(LSTM(2, 4), nn.Linear(4, 1)).double()
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("how", ["factory", "partial", "instance", "set_params"])
 def test_an_estimator_learns_with_it_as_with_adamw(how, tmp_path):

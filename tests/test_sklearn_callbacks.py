@@ -193,6 +193,7 @@ def test_scoring_monitor_has_the_score_of_each_epoch(data):
     assert rows[0]["r2"] != rows[2]["r2"]
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize(
     ("search", "n_jobs"), [(GridSearchCV, 1), (GridSearchCV, 2), (HalvingGridSearchCV, 1)]

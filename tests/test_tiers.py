@@ -46,6 +46,8 @@ def test_all_values_together_are_kept(sizes, n_together, conftest):
     assert least <= len(kept) <= 1.25 * least
 
 
+@pytest.mark.slow
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("arguments", "n_tests"),
     [

@@ -75,6 +75,7 @@ def test_program_measures_each_task_of_each_shape(grid, monkeypatch, tmp_path, c
     assert "| GRU | predict | 1 |" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_layers_of_other_outputs_are_not_timed(grid, monkeypatch):
     monkeypatch.setattr(grid.Contender, "outputs", lambda self: self.x * self.threads)
     with pytest.raises(AssertionError, match="not close"):

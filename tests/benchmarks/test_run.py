@@ -91,6 +91,7 @@ def test_every_benchmark_has_its_part(module):
     assert {part.file for part in module("run").PARTS.values()} == files
 
 
+@pytest.mark.slow
 def test_quick_run_prints_what_it_finds_and_says_that_it_means_nothing(python):
     done = subprocess.run(
         [python, RUN, "--quick", "--only", "hooks", "etth1"],

@@ -68,6 +68,7 @@ def test_windows_of_peers_are_those_of_the_loop(module, shape):
     np.testing.assert_array_equal(ys, y[:, 4:, 6:].transpose(2, 1, 0))
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("peer", ["skorch", "lightning"])
 def test_peer_ends_with_the_same_weights(module, shape, peer):
     pytest.importorskip(peer)  # of the benchmarks only: no extra of the tests brings them

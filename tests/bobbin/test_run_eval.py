@@ -62,6 +62,7 @@ def evaluation(n_in):
     return RunEval(SquaredOutput(), {"loader": loader, "windows": windows})
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("n_jobs", [None, 2])
 @pytest.mark.parametrize(

@@ -741,6 +741,7 @@ def run(python, program):
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "program",
     [  # each prints 1

@@ -34,6 +34,7 @@ def digest(x, rows=WHOLE):
     return digest_series(SeriesArray(x, "x"), rows)
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("block", [20, 1 << 20])
 def test_each_value_matters_and_so_does_its_place(monkeypatch, block):

@@ -134,6 +134,7 @@ def check_reading(series, x, rows, size):
                 assert got[t - start, i].tolist() == x[:, s, begin + t].tolist()
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("seed", range(150))
 def test_a_window_holds_what_plain_slicing_gives(seed, tmp_path):
     """Any form, memory order, type, shape and rows, at random."""

@@ -112,6 +112,7 @@ def test_a_first_part_of_many_is_learnt_by_a_network():
     assert FitChoice.of("auto", size(per_series=True), is_fit=False).cell == "lstm"
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize(
     "setting",
@@ -224,6 +225,7 @@ def test_units_of_inputs_do_not_matter(cell):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("cell", ["lstm", "linear+lstm", "linear"])
 def test_a_step_without_input_counts_as_the_mean(cell):
@@ -445,6 +447,7 @@ def test_verbose_says_what_was_chosen(capsys):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("dtype", ["int8", "uint16", "int64", "uint64", "bool"])
 @pytest.mark.parametrize("make", [SequenceClassifier, SequenceRegressor])

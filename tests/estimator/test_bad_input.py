@@ -361,6 +361,7 @@ class Slots:
         self.depth = 1
 
 
+@pytest.mark.few
 @stages
 @table(
     Case("empty", SpecError, ("spec has none of the fields epochs, batchsize, seqsize", "(found: none)"),
@@ -621,6 +622,7 @@ class OnEpoch:
         pass
 
 
+@pytest.mark.few
 @stages
 @table(
     *(
@@ -703,6 +705,7 @@ def test_random_state(case, stage):
     bad_fit(case, stage)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("make", [np.random.default_rng, np.random.RandomState])
 @pytest.mark.parametrize(
     "arguments", [{"y": Y[:, :4]}, {"y": series(1, at=(0, 0, 0), value=np.inf)}, {"x": X[0]}]
@@ -1027,6 +1030,7 @@ def test_validation_lengths_are_refused_beside_lengths_wherever_its_series_end(e
             est.fit(X, Y, lengths=LENGTHS, validation_data=(X, Y, lengths))
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("weights", [[1, 2, 1, 2, 1], [1] * N, [0, 7, 9, 12, 3], LENGTHS * 1.0])
 def test_whole_numbers_may_be_weights(weights):

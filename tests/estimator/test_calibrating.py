@@ -28,6 +28,7 @@ def quantile(errors, level):
     return known[math.ceil(level * (known.size + 1) - 1e-9) - 1]
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("interval", [None, 0.8])
 def test_predictions_do_not_change(interval):
@@ -116,6 +117,7 @@ def test_steps_without_weight_do_not_count():
     np.testing.assert_allclose(est.interval_width_, cut.interval_width_)
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("view", [samples, timesteps])
 def test_views_come_back_in_their_form(view):

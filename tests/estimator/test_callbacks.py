@@ -251,6 +251,7 @@ def test_hooks_have_names(hook, name):
     assert info.value.__notes__ == [f"raised by the on_step hook {name!r}"]
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError, SystemExit])
 @pytest.mark.parametrize("step", [1, 5, 13, 16])
@@ -372,6 +373,7 @@ class Rates:
     on_epoch = on_start
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("every", ["epoch", "step"])
@@ -429,6 +431,7 @@ def test_burn_in_windows_are_no_steps_of_the_schedule():
     assert steps == plain_rates(schedule, 2 * 4, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("validation", [False, True])
 def test_plateau_watches_the_validation_loss(validation):

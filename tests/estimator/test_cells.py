@@ -32,6 +32,7 @@ def test_names_of_cells():
         plain_regressor(cell="flsm").fit(X, Y)
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("cell", OWN)
 def test_fit_is_a_hand_written_loop_over_the_steps_of_the_cell(cell):
@@ -61,6 +62,7 @@ def test_fit_is_a_hand_written_loop_over_the_steps_of_the_cell(cell):
     torch.testing.assert_close(net2vec(est), net2vec(reset(model)), rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("cell", [*OWN, *WITHOUT_RECURRENCE])
 def test_ready_made_estimators_learn_save_and_predict_in_parts(cell, tmp_path):

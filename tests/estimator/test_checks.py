@@ -161,6 +161,7 @@ def test_check_of_scikit_learn_itself(check, est):
 
 
 # the check gives matrices to what was fitted on frames; scikit-learn's own scaler warns there too
+@pytest.mark.slow
 @pytest.mark.filterwarnings(
     "ignore:X does not have valid feature names", "ignore:X has feature names, but"
 )
@@ -198,6 +199,7 @@ def seed(est):
     return {"random_state": 0} if "random_state" in est.get_params() else {}
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("est", SMALL[:2], ids=name)
 def test_names_of_columns_are_learnt_and_forgotten(est):
     frame = pd.DataFrame(np.random.default_rng(0).normal(size=(11, 3)), columns=["a", "b", "c"])

@@ -350,6 +350,7 @@ def test_a_view_gives_what_its_matrix_gives_and_stays_unread(name, x, y, watch):
     assert_same(found, tool.run(*matrices, None))
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("name", PARALLEL)
 def test_two_processes_give_what_one_gives(name, x, y):
@@ -409,6 +410,7 @@ FACES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("face", FACES)
 @pytest.mark.parametrize("dispatch", [False, True])
@@ -425,6 +427,7 @@ def test_grid_search_scores_are_those_of_folds_cut_by_hand(face, dispatch, x, y,
             assert found[f"split{fold}_test_score"][i] == near(score)
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("cv", [KFold(3), FOLDS], ids=["in order", "shuffled"])
 def test_predictions_for_samples_are_those_of_folds_cut_by_hand(cv, x, y, watch):
@@ -435,6 +438,7 @@ def test_predictions_for_samples_are_those_of_folds_cut_by_hand(cv, x, y, watch)
         np.testing.assert_array_equal(found[test], flat(fold_by_hand(est, x, y, train, test, 1)[0]))
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("context", [0, 2, 100])
 def test_predictions_for_time_steps_are_those_of_folds_cut_by_hand(context, x, y, watch):

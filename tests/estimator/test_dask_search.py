@@ -48,6 +48,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_local_cluster_finds_what_one_process_finds(python, tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     command = [python, str(tmp_path / "program.py"), str(tmp_path)]

@@ -264,6 +264,7 @@ class TestUnscaled:
         assert f"feature 0 of y {how}" in said
         assert remedy in said
 
+    @pytest.mark.slow
     @pytest.mark.few
     @pytest.mark.parametrize("scale", [1e4, 1e-4])
     @pytest.mark.parametrize(
@@ -539,6 +540,7 @@ KEEP = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("name", KEEP)
 def test_meta_estimators_that_keep_a_view_train_on_its_steps(name):

@@ -219,6 +219,7 @@ def test_each_fold_has_a_line(cv_results):
     assert legend(display) == ["fold 0", "fold 1", "validation"]
 
 
+@pytest.mark.slow
 def test_folds_without_validation_have_no_entry_for_it(cv_results):
     display = LossCurveDisplay.from_cv_results({"estimator": cv_results["estimator"][:1]})
     assert [drawn(line) for line in display.line_] == [cv_results["estimator"][0].loss_curve_]

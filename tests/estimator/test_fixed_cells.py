@@ -55,6 +55,7 @@ def test_a_list_of_series_is_as_good_as_lengths(fitted):
     )
 
 
+@pytest.mark.slow
 def test_a_stream_gives_at_each_step_what_shorter_series_give(fitted):
     x, _, _ = waves(6, seed=2)
     live = fitted.stream(n_series=6, method="decision_function")

@@ -24,6 +24,7 @@ def delayed(n_series, n_steps, seed=0):
     return x, np.concatenate([np.zeros((1, n_series, 1)), x[:, :, :-1]], 2)
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("estimator", [Estimator, EstimatorRegressor, SequenceRegressor])
 @pytest.mark.parametrize("shape", [(1, 200), (2, 100)])
@@ -51,6 +52,7 @@ def most_pieces(n_series, n_steps, batchsize, seqsize):
     return max(found, default=1)
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(("n_series", "n_steps", "batchsize", "seqsize"), [
     (1, 200, 256, 1), (1, 199, 256, 3), (3, 97, 16, 2), (3, 97, 16, 6), (3, 97, 16, 7), (3, 96, 16, 6), (5, 97, 9, 1),
     (5, 97, 10, 1), (1, 97, 256, None), (1, 15, 256, 1), (1, 16, 256, 1), (2, 97, 7, 2),
@@ -90,6 +92,7 @@ def test_steps_to_burn_in_do_not_count_as_memory():
     assert small(batchsize=256, seqsize=2, burn_in=40).fit(x, y).history_[0]["folds"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize(
     ("setting", "folds"), [("auto", 3), (True, 32), (False, 1), (np.True_, 32)]
@@ -119,6 +122,7 @@ def test_anything_else_is_an_error(setting):
         plain_regressor(rebatch=setting).fit(*delayed(1, 20))
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("how", ["line", "bar"])
 def test_whoever_watches_is_told_how_many(how, capsys):

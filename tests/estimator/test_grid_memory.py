@@ -75,6 +75,7 @@ print(json.dumps({"small": small, "large": large, "in_memory": in_memory, "pid":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_workers_of_a_grid_search_share_the_file(python, tmp_path):
     done = subprocess.run(

@@ -51,6 +51,7 @@ def cases():
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "tail"),
     [("numbers", 20), ("numbers", 100), ("numbers", 400), ("labels", 400), ("groups", 100),

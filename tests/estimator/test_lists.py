@@ -51,6 +51,7 @@ def targets(x):
     return [a.sum(0, keepdims=True).cumsum(1) for a in x]
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("n_jobs", [None, 2])
 def test_a_list_is_the_padded_array_with_lengths(x, n_jobs):
@@ -168,6 +169,7 @@ def test_one_series(x):
     assert np.array_equal(found.predict(x[:1])[0], same.predict(x[0][:, None])[:, 0])
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("kind", ["memory", "npy"])
 def test_a_pipeline_of_scaler_and_estimator(x, kind, tmp_path):

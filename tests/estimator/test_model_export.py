@@ -229,6 +229,7 @@ class WithLoss(nn.Module):
         return self.rnn(x)
 
 
+@pytest.mark.slow
 def test_a_loss_inside_the_model_is_named(x, tmp_path):
     est = Estimator(WithLoss(), spec=SPEC).fit(x, x[:1])
     with pytest.raises(

@@ -366,6 +366,7 @@ def test_what_get_params_gives_can_be_set_again():
 # -- what is set is what fit uses -----------------------------------------------------------------------------
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("kind", SPECS)
 def test_fit_uses_what_was_set(kind):
     est = Estimator(spec=SPECS[kind](epochs=1, batchsize=7, seqsize=11), random_state=0)
@@ -435,6 +436,7 @@ def test_fit_with_a_changed_optimizer_instance_equals_one_built_so():
     )
 
 
+@pytest.mark.slow
 def test_clones_of_clones_with_changed_optimizer_instances_fit_alike():
     net, opt = grouped()
     est = Estimator(net, opt=opt, spec=Spec(epochs=2, batchsize=4, seqsize=5), random_state=0)
@@ -550,6 +552,7 @@ def sent_by_value():
     cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.usefixtures("sent_by_value", "forked_workers")
 @pytest.mark.parametrize("kind", ["dict", "namedtuple", "frozen dataclass", "plain object", "Spec"])

@@ -35,6 +35,7 @@ def same(settings, kind, y, **others):
     return other
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("cell", CELLS)
 def test_regressors_take_them(cell, tmp_path):
@@ -104,6 +105,7 @@ class Net(nn.Module):
         return self.head(self.lstm(x))
 
 
+@pytest.mark.slow
 def test_models_optimizers_schedules_and_specs_take_them(tmp_path):
     def make(number, small):
         halving = partial(lr_scheduler.StepLR, step_size=number(1), gamma=small(0.5))

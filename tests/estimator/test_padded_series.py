@@ -63,6 +63,7 @@ def fitted(request):
     return SequenceClassifier(cell=request.param, **settings).fit(lists(), LABELS)
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("at_start", [False, True])
 @pytest.mark.parametrize("form", ["array", "view", "file", "list", "lengths"])
@@ -99,6 +100,7 @@ BEFORE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("before", BEFORE)
 @pytest.mark.parametrize("per_series", [False, True])

@@ -113,6 +113,7 @@ def dropout():
     return nn.Sequential(LSTM(2, 5, num_layers=2, dropout=0.5), nn.Dropout(0.3), nn.Linear(5, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize(
     "model",
@@ -200,6 +201,7 @@ def test_going_on_with_dropout_shuffling_and_a_schedule(scheduler, every, kind, 
     assert scheduler is lr_scheduler.ConstantLR or {r["lr"] for r in loaded.history_} != {0.05}
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize(
     ("spec", "expected"),
@@ -223,6 +225,7 @@ def test_specs(spec, expected, tmp_path):
     assert loaded.random_state == 3
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize(
     "opt",
@@ -281,6 +284,7 @@ def test_frozen_parameters_stay_frozen(tmp_path):
     assert torch.equal(loaded.fit(X, Y).model_[1].weight, fresh)
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize(
     "loss",
@@ -376,6 +380,7 @@ class OwnSGD(SGD):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize(
     "model", [Own, Own(), partial(Own, hidden=4)], ids=["class", "instance", "partial"]
@@ -425,6 +430,7 @@ def test_settings_inside_code_are_stored_and_given_to_it(tmp_path):
             Estimator.load(tmp_path / "est", model=given)
 
 
+@pytest.mark.slow
 def test_settings_that_no_file_holds_are_asked_for(tmp_path):
     est = Estimator(Scaled, None, None, SPEC, random_state=0)
     est.set_params(model__hidden=3, model__act=torch.tanh).fit(X, Y).save(tmp_path / "est")
@@ -434,6 +440,7 @@ def test_settings_that_no_file_holds_are_asked_for(tmp_path):
     assert np.array_equal(loaded.predict(X), est.predict(X))
 
 
+@pytest.mark.slow
 def test_settings_in_a_file_make_no_model_larger_than_its_parameters(tmp_path):
     Estimator(partial(Own, hidden=3), None, None, SPEC).fit(X, Y).save(tmp_path / "est")
     stored = content(tmp_path / "est")
@@ -443,6 +450,7 @@ def test_settings_in_a_file_make_no_model_larger_than_its_parameters(tmp_path):
         Estimator.load(tmp_path / "est", model=Own)
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("model", [
     lambda: nn.Sequential(Own(), nn.Linear(1, 1)),
@@ -529,6 +537,7 @@ def test_arguments_in_place_of_the_stored_ones(tmp_path):
         Estimator.load(tmp_path / "est", modle=Own)
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("device", ["cpu", torch.device("cpu"), pytest.param("cuda", marks=pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a GPU"))])  # fmt: skip
@@ -674,6 +683,7 @@ MAY_BE_NONE = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("how", ["gone", "None", "number", "string", "list", "dict"])
 def test_any_part_of_the_wrong_kind_is_a_load_error(how, saved, tmp_path):
@@ -912,6 +922,7 @@ copies = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @copies
 @pytest.mark.parametrize("fitted", [False, True])
@@ -936,6 +947,7 @@ def test_an_optimizer_instance_stays_bound_to_its_model(copied, fitted):
     assert torch.equal(net2vec(model), before)
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @copies
 def test_unfitted_copies_fit_alike(copied):

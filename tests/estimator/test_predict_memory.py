@@ -45,6 +45,7 @@ print(max(growth(128, 300, 307, True), growth(10, 1037, 401, False), growth(10, 
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     sys.platform != "linux", reason="the account of a process is the Linux kernel's"
 )

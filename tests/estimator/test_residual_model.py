@@ -154,6 +154,7 @@ def test_a_new_scale_of_residuals_becomes_the_rule():
     assert (np.array(alarms[2000:]) > 2).mean() < 0.03
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("kind", ["shift", "burst", "spike"])
 def test_an_anomaly_stands_out_and_does_not_become_the_rule(kind):

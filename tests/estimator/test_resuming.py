@@ -24,6 +24,7 @@ def test_callbacks_without_checkpoints_stay_as_they_are():
     assert resuming.restore_newest(callbacks, None) is False
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("verbose", [True, False])
 def test_a_fit_that_goes_on_says_where(verbose, tmp_path, capsys):

@@ -315,6 +315,7 @@ OTHER_UNITS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize(("loss", "by_hand"), OTHER_UNITS)
 @pytest.mark.parametrize("kind", [Estimator, EstimatorRegressor])

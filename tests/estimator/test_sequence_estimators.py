@@ -39,6 +39,7 @@ def network(n_in, n_out, cell, hidden, layers):
     return nn.Sequential(cell(n_in, hidden, layers), nn.Linear(hidden, n_out))
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize(("name", "cell"), [("lstm", LSTM), ("gru", GRU), ("rnn", RNN), (GRU, GRU)])
 @pytest.mark.parametrize("layers", [1, 2])
@@ -263,6 +264,7 @@ def test_the_same_is_held_out_whatever_the_form(form):
         assert est.validation_loss_curve_ == native.validation_loss_curve_
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("form", VIEWS)
 def test_of_one_series_the_last_steps_are_held_out(form):
@@ -370,6 +372,7 @@ def test_given_validation_data_decide_in_place_of_held_out_ones():
     assert plain.validation_loss_curve_ == []
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("seed", range(5))
 def test_labels_that_are_held_out_are_classes_too(seed):

@@ -145,6 +145,7 @@ def test_a_misspelt_argument_of_spec_is_named():
     assert list(inspect.signature(Spec).parameters) == NAMES
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("spec", [None, Spec(), {"batchsize": 16}, {"seqsize": None}])
 def test_epochs_have_one_default_wherever_they_are_left_out(spec):

@@ -203,6 +203,7 @@ NETS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("net", NETS)
 @pytest.mark.parametrize("delay", [0, 4])

@@ -520,6 +520,7 @@ def test_data_are_no_metadata(make):
     assert "sample_weight" in requests.score.requests
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("view", [samples, timesteps])
 def test_weights_and_lengths_are_routed(view):

@@ -69,6 +69,7 @@ LESS_THAN_50 = [  # settings, arguments of fit, minibatches with a loss in an ep
 ]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize(("spec", "arguments", "n_windows"), LESS_THAN_50)
 def test_fewer_than_fifty_updates_are_warned_of_with_the_number_that_an_optimizer_counts(
     updates, spec, arguments, n_windows
@@ -162,6 +163,7 @@ def mean_loss(f, outputs, targets, weight=1.0):
     return float(np.nansum(each * weight) / weight.sum())
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("missing", [False, True])
@@ -195,6 +197,7 @@ def test_several_rare_labels_at_a_step_are_compared_with_their_frequencies():
     assert of_model > 2 * entropy
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("class_weight", [None, [1.0, 5.0, 2.0, 1.0]])
 def test_classes_are_compared_with_their_frequencies(class_weight):
@@ -297,6 +300,7 @@ def test_data_that_are_read_from_files_are_looked_at_as_well(tmp_path):
     assert losses_of(message)[1] == pytest.approx(LONG[0].var(), rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("loss", [torch.nn.MSELoss(), torch.nn.BCEWithLogitsLoss()])
 def test_of_constant_targets_there_is_nothing_to_learn(loss):
@@ -343,6 +347,7 @@ READS = {  # of each value of the inputs, and of the targets; some read for scal
 }
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("name", READS)
 def test_each_epoch_reads_the_data_once(name):

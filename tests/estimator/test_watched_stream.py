@@ -56,6 +56,7 @@ def equal(first, second):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("kernels", [True, False])
 @pytest.mark.parametrize("delay", [0, 4])
@@ -97,6 +98,7 @@ def test_calibration_of_a_fit_is_of_the_end_of_each_series(est):
     )
 
 
+@pytest.mark.slow
 def test_calibration_data_may_be_given(est):
     x, y = data(7)
     given = est.stream(N, interval=0.8, calibration=(x, y))

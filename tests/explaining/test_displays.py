@@ -76,6 +76,7 @@ def test_truth_prediction_band_and_residuals(est, yhat):
     assert len(plain.bands) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("piped", [False, True])
 def test_an_interval_is_drawn_as_a_band(piped):
@@ -102,6 +103,7 @@ def _range(values):
     return values.min() - 1, values.max() + 2
 
 
+@pytest.mark.slow
 def test_outputs_of_the_model_as_band(est, yhat):
     class Quantiles:
         def predict(self, x):

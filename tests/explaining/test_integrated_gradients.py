@@ -66,6 +66,7 @@ def oracle(model, x, baseline, score, n_points):
 # -- the numbers ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("seqsize", [1, 2, 5, 19, 20, 100, None])
 def test_attributions_are_those_of_the_whole_unrolled_series(seqsize):
@@ -96,6 +97,7 @@ class OwnState(nn.Module):
         return h, (h.clone(), n + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("window", [3, 23])
 def test_own_recurrent_modules_with_integers_in_their_state(window):
@@ -250,6 +252,7 @@ def test_models_that_see_windows_get_those_of_predict():
         explain(est, X, 1, 3, 1, seqsize=5)
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("cell", ["lstm", "linear"])
 def test_one_label_per_series(cell):
@@ -265,6 +268,7 @@ def test_one_label_per_series(cell):
     assert_allclose(predicted.value, scores[1].max())
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("cell", ["mgu", "lru", "tcn", "attention"])
 def test_attributions_of_ready_made_cells_are_complete(cell):
@@ -303,6 +307,7 @@ def ready(**settings):
     return SequenceRegressor(4, epochs=20, random_state=0, verbose=False, **settings)
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize(
     ("scaler", "settings"), [(SequenceScaler(), {}), (StandardScaler(), {"n_timesteps": T})]

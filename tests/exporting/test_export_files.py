@@ -97,6 +97,7 @@ class Special(nn.Module):
         return torch.special.bessel_j0(x)
 
 
+@pytest.mark.slow
 def test_missing_packages_are_told_with_what_to_install(graph, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(ImportError, match=r"onnx(script)?, .*pip install .*onnxruntime"):

@@ -53,6 +53,7 @@ class ByValue(nn.Module):
         return x if x.sum() > 0 else -x
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize(("part", "said"), [(ByValue(), r"'1' \(ByValue\)"), (Sized(), "series")])
 def test_what_cannot_be_traced_is_named(part, said):

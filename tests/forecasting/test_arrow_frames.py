@@ -94,6 +94,7 @@ def require_same(found, expected, types):
         ].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.few
 def test_every_method_gives_the_values_of_pandas_with_the_types_that_came(types, small, tmp_path):
     df = panel(types)

@@ -70,6 +70,7 @@ def numbers_as_ids(rows):
     return rows.assign(unique_id=range(len(rows)))
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize(
     "change",
@@ -188,6 +189,7 @@ def with_static(df):
 STATIC = {"stat_exog_list": ["town", "size"]}
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize(
     ("column", "value", "message"),
@@ -300,6 +302,7 @@ def test_categories_of_intervals_are_refused_at_save_and_their_texts_are_not(df,
 # -- times ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int64"])
 def test_small_integer_times_do_not_wrap(small, dtype):
     ds = np.arange(86, 126).astype(dtype)
@@ -453,6 +456,7 @@ def test_ids_of_categories_come_back_as_such(df, small, to_polars):
 # -- ids, texts and numbers that would be found too late -------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("library", ["pandas", "polars"])
 @pytest.mark.parametrize("label", [datetime.date(2026, 1, 1), 1.5, "c"])
@@ -496,6 +500,7 @@ def test_texts_of_enumerations_are_saved_as_their_values(df, small, tmp_path):
     pd.testing.assert_frame_equal(again.predict(), fc.predict())
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("shift", [0.0, -10.5])
 @pytest.mark.parametrize("value", [np.inf, -np.inf])
@@ -514,6 +519,7 @@ def test_infinite_values_of_arrays_are_named_in_fit_and_predict(small, shift, va
 # -- rows of times that are to be forecast ----------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("library", ["pandas", "polars"])
 @pytest.mark.parametrize("n", [1, 3])

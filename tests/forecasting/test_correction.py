@@ -75,6 +75,7 @@ def by_hand(fc, df, raw):
     return np.exp(rows) if f.log else np.maximum(rows, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.few
 def test_forecasts_are_the_formula_by_hand(fitted):
     df = make_frame(90)
@@ -88,6 +89,7 @@ def test_forecasts_are_the_formula_by_hand(fitted):
     assert (np.diff(levels, axis=1) >= 0).all()
 
 
+@pytest.mark.slow
 @pytest.mark.few
 def test_update_walk_and_file_correct_as_predict_does(fitted, tmp_path):
     df, more = make_frame(90), make_frame(97)
@@ -103,6 +105,7 @@ def test_update_walk_and_file_correct_as_predict_does(fitted, tmp_path):
     np.testing.assert_allclose(walk[NAMES], expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.few
 def test_a_step_for_export_corrects_as_predict_does(fitted):
     step = ForecastStep(fitted._fitted)

@@ -24,6 +24,7 @@ def test_tails_are_windows_of_the_last_steps_alone(panel, small):
     )
 
 
+@pytest.mark.slow
 def test_columns_are_those_that_the_settings_name_now(panel, small):
     fc = Forecaster(3, quantiles=(0.9, 0.1), **small).fit(panel)
     fc.set_params(alias="Other", time_col="when")

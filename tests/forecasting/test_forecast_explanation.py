@@ -137,6 +137,7 @@ def test_explain_takes_forecasters_and_arrays(rng, small):
         explain(fc, x, baseline="zero")
 
 
+@pytest.mark.slow
 def test_series_that_cannot_be_explained_are_named(made):
     fc, df, futr = made
     with pytest.raises(DataError, match="'a', one of 2, got 'c'"):
@@ -162,6 +163,7 @@ def corrected(request, small):
     return fc, x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("output", [None, *QUANTILES])
 def test_parts_add_up_to_the_corrected_forecast(corrected, output):
     fc, x = corrected

@@ -35,6 +35,7 @@ def column(fc, df):
     return df.sort_values(["unique_id", "ds"]).Forecaster.to_numpy().reshape(-1, fc.h)
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize(("h", "lag"), [(3, None), (5, 14), (9, 7), (16, 14)])
 def test_forecasts_equal_a_naive_loop(panel, small, oracle, h, lag):
@@ -70,6 +71,7 @@ def test_the_transform_is_the_logarithm_only_of_positive_values(make_panel, smal
     assert Forecaster(2, **small).fit(make_panel(kinds)).features_.log == (kinds == ("wave",))
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("cutoff", [9, 20, 44])
 def test_nothing_of_the_future_leaks(panel, small, cutoff):
@@ -354,6 +356,7 @@ def test_maps_equal_arrays_in_memory(rng, small, tmp_path):
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("loss", ["smape", "mae", "mse", "mase", nn.HuberLoss()])
 @pytest.mark.parametrize("transform", ["log", "none"])
@@ -364,6 +367,7 @@ def test_every_loss_trains(make_panel, small, loss, transform):
     assert np.isfinite(fc.predict().Forecaster).all()
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize(
     "settings", [{"cell": "gru"}, {"cell": GRU, "num_layers": 2}, {"model": "own"}]

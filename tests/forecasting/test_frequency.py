@@ -94,6 +94,7 @@ OFTEN = ["B", "D", "3D", "W-WED", "2W-SUN", "MS", "ME", "BMS", "BME", "2MS", "QS
 OFTEN += ["BQE", "YS", "YE-JUN", "BYE", "WOM-3FRI", "h", "6h", "15min"]
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("alias", OFTEN)
 @pytest.mark.parametrize("zone", [None, "Europe/Berlin"])
 def test_what_pandas_infers_is_inferred(alias, zone, rng):

@@ -92,6 +92,7 @@ def test_too_little_history_is_not_held_out(fitted):
     assert held_out_steps(np.array([50, 50]), 14, 7) == 14
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize(
     ("h", "missing"), [(1, slice(-30, None)), (3, slice(-30, None)), (3, slice(0, 125))]

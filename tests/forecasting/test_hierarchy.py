@@ -146,6 +146,7 @@ def test_far_errors_are_clipped_and_usual_ones_are_not():
     np.testing.assert_array_equal(np.delete(found, 7, 1), np.delete(errors, 7, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("refit", [None, True])
 @pytest.mark.parametrize("method", ["mint", "bottom_up"])
@@ -169,6 +170,7 @@ def test_cross_validation_reconciles_at_each_cutoff(df, fc, method, refit):
     assert found.cutoff.nunique() == 2
 
 
+@pytest.mark.slow
 def test_what_cannot_add_up_in_cross_validation_is_refused(df, fc):
     whole = sum_groups(df, GROUPS)
     with pytest.raises(DataError, match=r"'all' of the hierarchy .*sum_groups"):

@@ -130,6 +130,7 @@ def test_a_season_of_values_without_dates_is_asked_for(small, rng):
     assert fc.features_.season == 1
 
 
+@pytest.mark.slow
 def test_scores_name_the_column_that_is_not_there():
     df = frame("a", np.arange(4.0)).assign(model=1.0)
     renamed = df.rename(columns={"y": "load", "ds": "when"})

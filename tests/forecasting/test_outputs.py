@@ -30,6 +30,7 @@ def test_the_rows_to_fill_in_are_those_that_are_forecast(fitted):
     pd.testing.assert_frame_equal(out[["unique_id", "ds"]], frame)
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_named(fitted):
     frame = fitted.make_future_dataframe().assign(promo=1.0)
     with pytest.raises(DataError, match=r"names promo: .* predict\(futr_df="):

@@ -105,6 +105,7 @@ def test_update_files_and_longer_histories_agree(fitted, tmp_path):
         np.testing.assert_allclose(later[name], expected[:, 1:], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_origins_are_the_inputs_and_targets_of_their_steps(fitted):
     fc, y = fitted
     windows = fc._fitted.windows(y)

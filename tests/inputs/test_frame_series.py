@@ -84,6 +84,7 @@ def test_series_of_different_lengths_are_lists_and_come_back(library, tmp_path):
     np.testing.assert_allclose(columns["load_hat"], df["load"] + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_series_of_one_length_are_an_array_that_an_estimator_takes(library, tmp_path):
@@ -195,6 +196,7 @@ def as_lists(frame):
     return {c: [None if pd.isna(v) else v for v in frame[c].tolist()] for c in frame}
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("seed", range(16))
 def test_labels_keep_their_type_from_the_frame_to_the_classes_and_back(seed, tmp_path):
@@ -250,6 +252,7 @@ def test_labels_keep_their_type_from_the_frame_to_the_classes_and_back(seed, tmp
         assert as_lists(other.to_frame(clf.predict(other.x)))["sky_hat"] == found
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("h5", [False, True])
 def test_targets_keep_their_type_beside_other_inputs(h5, tmp_path):
@@ -354,6 +357,7 @@ def test_predictions_of_other_series_are_refused():
         series.to_frame(series.y, ["at"])
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("lengths", [(23, 23, 23), (23, 9, 14)])
 def test_parquet_becomes_a_mapped_file_part_by_part(lengths, tmp_path, monkeypatch):

@@ -165,6 +165,7 @@ class First:
         self.weights = net2vec(loop.shared_data["model"]).clone()
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @forms
 def test_partial_fit_and_warm_start_go_on(view):
@@ -196,6 +197,7 @@ def view_name(view):
     return {samples: "samples", timesteps: "timesteps"}.get(view, "native")
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @forms
 def test_validation_data_may_be_views(view):
@@ -552,6 +554,7 @@ def test_a_pickled_estimator_predicts_the_same_and_goes_on(view, per_series):
     assert same(again.partial_fit(view(X), y), est.partial_fit(view(X), y))
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @forms
 def test_the_same_random_state_gives_the_same_and_no_global_generator_moves(view):
@@ -623,6 +626,7 @@ def test_plain_targets_of_time_steps():
 # -- files -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("case", ["samples", "per series", "timesteps", "rows", "frame", "strings", "balanced",
                                   "weights", "per step strings", "regressor", "classifier", "gru"])  # fmt: skip

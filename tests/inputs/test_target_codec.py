@@ -106,6 +106,7 @@ def test_a_fit_is_one_on_targets_that_were_scaled_by_hand(x, y):
     agrees(x, y, *by_hand(y))
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.usefixtures("_block_sizes")
 def test_only_steps_that_count_count(x, y, rng):
@@ -214,6 +215,7 @@ def test_it_can_be_turned_off(x, y):
         plain_regressor(scale_target="yes").fit(x, y)
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_it_is_stored(x, y, dtype, tmp_path):
@@ -233,6 +235,7 @@ def test_it_is_stored(x, y, dtype, tmp_path):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("view", [lambda a: a, samples, timesteps])
 def test_every_form_gives_the_same(x, y, view):

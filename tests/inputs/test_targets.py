@@ -55,6 +55,7 @@ def matrix(y):
     return y.transpose(1, 0, 2).reshape(y.shape[1], -1)
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("kind", [plain_regressor, plain_classifier])
 @pytest.mark.parametrize("listed", [False, True], ids=["array", "list"])
@@ -84,6 +85,7 @@ def test_with_one_target_per_series_fit_refuses_what_predict_refuses(x, y, kind,
 # -- matrices --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("g", [1, 2])
 def test_a_matrix_of_all_steps_beside_samples_is_every_steps(x, y, g):
@@ -118,6 +120,7 @@ def test_other_matrices_beside_samples_are_of_series(x, y):
         est.score(samples(x[:, :, :n_steps]), last)
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize(
     ("n_steps", "view", "g"), [(4, samples, 1), (4, samples, 2), (T, lambda a: a, 1)]
@@ -256,6 +259,7 @@ def test_a_flat_matrix_after_sequences_is_told_how_to_come(x, y):
         ).importances_mean.shape == (F * T,)
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("none", [None, np.nan, pd.NA])
 @pytest.mark.parametrize("form", ["native", "matrix", "samples", "timesteps", "file"])

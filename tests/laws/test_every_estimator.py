@@ -80,6 +80,7 @@ class Start:
         self.model = copy.deepcopy(loop.shared_data["estimator"].model_)
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @every
 def test_law_1_and_2_a_fit_is_back_propagation_through_whole_series(kind):
@@ -124,6 +125,7 @@ def test_law_3_chunks_equal_the_whole(kind):
                 assert np.abs(y - whole).max() < 1e-12 * np.abs(whole).max()
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @every
 def test_law_4_and_5_steps_without_a_target_are_steps_without_weight(kind):

@@ -90,6 +90,7 @@ def test_truncated_gradients_are_others(tmp_path):
     assert difference(est.grad_, oracle.gradient) > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("net", ["lru", "mingru", "minlstm", "mingru2"])
 def test_fits_of_many_updates_equal_a_naive_loop(net):

@@ -70,6 +70,7 @@ def fitted(kind, cell, given):
     return est.fit(x, y, given(w), starts=given(STARTS), lengths=given(LENGTHS)), x, y
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.filterwarnings("ignore:this fit makes", "ignore:the fit learnt")
 @pytest.mark.parametrize(("kind", "cell"), KINDS)

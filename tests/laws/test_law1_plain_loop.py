@@ -18,6 +18,7 @@ adam = partial(torch.optim.Adam, lr=1e-2)
 spec = Spec(epochs=4, batchsize=B, seqsize=S)  # 5 groups of series, 5 windows each: 100 steps
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_parameters_after_100_adam_steps(dtype):

@@ -66,6 +66,7 @@ def test_each_group_starts_from_zero(task):
     assert all(not s.requires_grad for window_states in seen for s in window_states)
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("layer", [LSTM, GRU, RNN])
 def test_every_recurrent_layer_carries(layer, task):
@@ -128,6 +129,7 @@ def test_a_recurrent_module_of_ones_own(task):
     assert np.array_equal(np.concatenate(parts, 2), est.predict(task.x))
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("overlap", [1, 4, 10, 13, 25, 100])
 def test_overlap_reaches_back_from_the_state_as_it_was(task, overlap):

@@ -182,6 +182,7 @@ def test_the_gradient_of_an_epoch_does_not_depend_on_seqsize(n_jobs):
     assert difference(found[0], found[2]) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("kind", MODELS)
 def test_validation_does_not_depend_on_seqsize(kind):

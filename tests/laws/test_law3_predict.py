@@ -188,6 +188,7 @@ def test_modules_of_ones_own_go_on_from_a_state():
     assert np.array_equal(again.predict(x, state=state), est.predict(x, state=state))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("memory", [1, 1 << 12, 1 << 14])
 def test_the_memory_for_windows_does_not_matter(memory, monkeypatch):
     est, x = fitted()

@@ -313,6 +313,7 @@ def test_constant_weights_for_other_criteria(task, criterion):
     assert difference(net2vec(with_weights), net2vec(fit(task, criterion, opt=small))) < 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("class_weight", [None, torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64)])
 def test_constant_weights_for_cross_entropy(task, class_weight):

@@ -419,6 +419,7 @@ def test_threads_end_with_the_fit_and_torch_has_its_own_back(task):
     assert set(seen) == {(before, 2)}
 
 
+@pytest.mark.few
 @pytest.mark.usefixtures("two_torch_threads")
 @pytest.mark.parametrize("failing", [0, 1, 2])
 @pytest.mark.parametrize("window", [1, 8])
@@ -523,6 +524,7 @@ def test_training_may_be_stopped(task):
     assert_alike(*(fit(task, n, callbacks=stop) for n in (1, 3)), 1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_single_missing_outputs_and_series_that_begin_late(dtype):
@@ -549,6 +551,7 @@ ISAS = [name for name in kernels.ISAS if kernels.supports(name)]
 by_kernels = pytest.mark.skipif(kernels.library() is None, reason=kernels.kernels_in_use())
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @by_kernels
 @pytest.mark.parametrize("layer", LAYERS)

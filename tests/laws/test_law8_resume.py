@@ -480,6 +480,7 @@ def program(python, tmp_path):
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_fit_that_is_killed_at_20_moments_equals_the_uninterrupted_one(program, ranks):
     found = program("kills", ranks, 20)
@@ -491,6 +492,7 @@ def test_a_fit_that_is_killed_at_20_moments_equals_the_uninterrupted_one(program
     assert found["read"] >= 20  # and every one that was listed could be read
 
 
+@pytest.mark.slow
 def test_a_fit_that_goes_on_with_another_number_of_ranks_after_each_kill_ends_as_one_process(
     program,
 ):
@@ -504,6 +506,7 @@ def test_a_fit_that_goes_on_with_another_number_of_ranks_after_each_kill_ends_as
 BOOM, TOLD = "ZeroDivisionError: boom", "RemoteError: rank 1: ZeroDivisionError: boom"
 
 
+@pytest.mark.slow
 def test_of_two_ranks_that_save_together_one_may_fail(program, tmp_path):
     found = program("faults")
     exists = f"NotADirectoryError: [Errno 20] Not a directory: '{tmp_path / 'in the way/folder'}'"

@@ -233,6 +233,7 @@ def test_states_are_saved_loaded_reset_and_truncated(layer):
     assert (reset(other)(x) - whole).abs().max() < 1e-12
 
 
+@pytest.mark.few
 @every
 def test_it_is_saved_as_plain_data(layer, tmp_path):
     task, est = make_task(), fitted(layer)

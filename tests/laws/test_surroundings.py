@@ -180,6 +180,7 @@ def alone(name):
         return arrays(CALLS[name]())
 
 
+@pytest.mark.few
 @pytest.mark.filterwarnings("ignore:this fit makes", "ignore:after [0-9]+ updates the loss")
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
 @pytest.mark.parametrize("k", range(4))

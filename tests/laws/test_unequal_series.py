@@ -118,6 +118,7 @@ def test_fit_equals_a_loop_over_each_series(task, form, more):
     assert est.loss_ == pytest.approx(np.mean([v for v, _ in losses]), rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("form", FORMS)
 def test_weights_of_series_that_begin_late(task, form):
@@ -194,6 +195,7 @@ def test_the_score_is_of_the_steps_inside(fitted, form):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("form", FORMS)
 def test_one_target_per_series_is_at_its_last_step(task, form):

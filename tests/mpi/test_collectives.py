@@ -20,6 +20,7 @@ def test_ranks_predict_save_search_and_compare_together(ran):
 
 
 @pytest.mark.few
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("accident", "status", "told"),
     [("raise ValueError('elsewhere')", 1, "ValueError: elsewhere"), ("raise SystemExit(3)", 3, "")],
@@ -45,6 +46,7 @@ def test_a_script_that_fails_on_one_rank_ends_on_all(mpirun, tmp_path, accident,
     assert told in err
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize(
     ("end", "status", "told"),
@@ -97,6 +99,7 @@ def test_a_rank_that_ends_the_program_between_steps_is_waited_for_by_none(
     assert out.startswith(told)
 
 
+@pytest.mark.slow
 def test_a_signal_to_mpirun_ends_training_on_all_ranks_after_a_whole_step(
     mpirun_command, python, tmp_path
 ):

@@ -23,6 +23,7 @@ def found(ran):
 CASES = ["everything", "overlapping", "exact", "folded", "threads", "single", "ready_made"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [*CASES, "weak", "trainer", "task"])
 def test_fits_that_go_on_with_every_other_number_of_ranks_end_as_one_process(found, case):
     ended, whole = found[f"{case} elastic"], found[f"{case} whole"]

@@ -52,6 +52,7 @@ def run(request, ran):
     return request.param, json.loads((folder / "found.json").read_text()), folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["3 5 0", "0 3 5", "0 0 8"])
 def test_any_numbers_of_batches_give_what_one_process_gives(run, case):
     n, found, _ = run

@@ -89,5 +89,45 @@ def test_one_rank_under_mpirun_is_as_without(ran):
     compare(ran("law6", 1) / "found.npz", 1, "float32", tolerance={"float32": 0})
 
 
+@pytest.mark.slow
 def test_ranks_under_torchrun_train_as_one_with_a_larger_batch(ran):
     compare(ran("law6", "torchrun") / "found.npz", 2, "float64")
+
+
+FIT = """
+import sys
+import numpy as np
+import torch
+from torch import nn
+from fluxutils_py import Estimator, net2vec
+from fluxutils_py.nn import LSTM
+from fluxutils_py.parallel import get_communicator
+
+rng = np.random.default_rng(1)
+x = rng.normal(size=(3, 13, 23))
+y = x.cumsum(2).mean(0, keepdims=True)
+torch.manual_seed(0)
+model = nn.Sequential(LSTM(3, 5), nn.Linear(5, 1)).double()
+spec = {"epochs": 3, "batchsize": int(sys.argv[1]), "seqsize": 5}
+est = Estimator(model, spec=spec, random_state=0, verbose=False).fit(x, y, rng.random((13, 23)))
+found = {"parameters": net2vec(est), "predictions": est.predict(x)}
+if get_communicator("auto").rank == 0:
+    np.savez(sys.argv[2], **found)
+"""
+
+
+def test_two_ranks_train_as_one_process_with_twice_the_batch(
+    mpirun_command, start, python, tmp_path
+):
+    program = tmp_path / "fit.py"
+    program.write_text(FIT)
+    one, two = tmp_path / "one.npz", tmp_path / "two.npz"
+    for command in (
+        [python, program, 8, one],
+        [*mpirun_command, "-n", 2, python, program, 4, two],
+    ):
+        code, out, err = start(command)
+        assert code == 0, out + err
+    one, two = np.load(one), np.load(two)
+    for name, expected in one.items():
+        np.testing.assert_allclose(two[name], expected, rtol=0, atol=1e-12)

@@ -43,6 +43,7 @@ def attention(layer):
     return step
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize(
     ("n_out", "n_heads", "window"), [(8, 2, 5), (6, 1, 43), (6, 2, 64), (8, 4, 2), (10, 2, 7)]

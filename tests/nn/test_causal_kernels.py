@@ -94,6 +94,7 @@ def test_advancing_gives_the_outputs_of_the_last_step():
         layer.advance(xs[:, :2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("n_in", "length", "size"), [(1, 2200, 900), (2, 9, 168), (7, 60, 3000)])
 @pytest.mark.parametrize("cuts", [[1], [2, 17], [5, 16, 33, 1024], [2100]])

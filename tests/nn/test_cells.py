@@ -151,6 +151,7 @@ def test_gradients_of_a_window_are_those_of_autograd_over_its_steps(make, dtype,
         torch.testing.assert_close(ours, theirs, rtol=bound, atol=bound * 10)
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @every_cell
 def test_gradcheck(make):
@@ -295,6 +296,7 @@ def test_second_derivatives_of_a_window_are_refused_without_the_kernels():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.skipif(kernels.library() is None, reason=kernels.kernels_in_use())
 @every_cell

@@ -199,6 +199,7 @@ print("idle", time.process_time() - before < 0.1)
 """
 
 
+@pytest.mark.slow
 @built
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
 def test_forked_processes_have_threads_of_their_own_workers_one_and_those_that_wait_use_no_time(

@@ -101,6 +101,7 @@ def test_few_series_are_those_of_many(layer, by_kernels, monkeypatch):
         torch.testing.assert_close(three, many, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @GATED
 def test_gradients_are_differentiable(layer):

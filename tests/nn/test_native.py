@@ -204,6 +204,7 @@ def test_small_numbers_keep_their_digits(kind):
             assert apart(ours, exact) < 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("kind", [*LAYERS, *CELLS])
 def test_gradients_are_those_of_finite_differences_also_twice(kind):

@@ -123,6 +123,7 @@ def test_kernels_learn_what_torch_learns(net, dtype, torch_is_off):
     assert np.nanmax(np.abs(found - est.predict(x))) > 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("n_classes", [2, 3])
 def test_kernels_learn_labels_as_torch_does(n_classes, torch_is_off):

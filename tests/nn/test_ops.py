@@ -90,6 +90,7 @@ def test_batched_gemm_equals_einsum(transA, transB, dtype, alpha):
     np.testing.assert_allclose(out.resolve_conj().numpy(), expected, rtol=0, atol=1e-13)
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize(("transA", "transB"), LETTERS)
 def test_batched_gemm_gradients(transA, transB):

@@ -72,6 +72,7 @@ def apart(found, expected):
     )
 
 
+@pytest.mark.few
 @LAYERS
 @pytest.mark.parametrize("trainable_init", [False, True])
 @pytest.mark.parametrize("n_series", [2, 9])

@@ -43,6 +43,7 @@ def blocks(stack):
     return step
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("cell", CELLS.values(), ids=CELLS)
 def test_a_stack_is_residual_blocks(cell):

@@ -113,6 +113,7 @@ def test_a_series_that_is_reset_starts_anew(name, x):
     torch.testing.assert_close(again[:, [0, 3]], fresh[:, [0, 3]], rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 @every
 def test_gradients_are_those_of_finite_differences(name):
     torch.manual_seed(1)

@@ -206,6 +206,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and needs sparse files")
 @pytest.mark.parametrize("kind", ["layer", "scaler"])
 def test_memory_does_not_grow_with_the_file(kind, python, tmp_path):

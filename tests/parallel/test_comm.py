@@ -82,6 +82,7 @@ def test_mpirun_without_mpi4py_is_an_error_that_says_what_to_install(monkeypatch
     )
 
 
+@pytest.mark.slow
 def test_fitting_alone_starts_neither_mpi_nor_torch_distributed(python):
     program = (
         "import sys, numpy as np, torch.distributed as dist; from fluxutils_py import Estimator; x "

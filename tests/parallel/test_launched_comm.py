@@ -96,6 +96,7 @@ def test_abort_after_ends_the_job_and_says_why(capsys):
     assert err.endswith(". Advice (abort_after=0.05)\n")
 
 
+@pytest.mark.slow
 def test_outside_of_calls_a_rank_waits_as_long_as_it_takes_and_in_silence():
     comm = Late(200, patience=0.01, abort_after=0.01)
     comm.barrier()

@@ -223,6 +223,7 @@ def test_only_rank_0_writes():
         make(Track(None)).fit(X, Y)
 
 
+@pytest.mark.slow
 def test_copies_write_to_the_same_run(server):
     log = Log()
     hook = copy.deepcopy(Track(log, trigger=3))

@@ -43,6 +43,7 @@ def form(request, monkeypatch):
     return request.param
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("p", [7, P])

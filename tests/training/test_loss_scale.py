@@ -132,6 +132,7 @@ def by_threads(model, data, opt, **settings):
     )
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("precision", LOW)
 @pytest.mark.parametrize("way", [by_trainer, by_task, by_function, by_threads])
 def test_every_way_to_train_has_it(way, precision):

@@ -87,6 +87,7 @@ def trained(n_jobs, recurrent=False, loss_fn=None, by_loop=True, **settings):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize(
     "settings",
@@ -196,6 +197,7 @@ def test_threads_end_with_the_run_and_torch_has_its_own_back(kind):
     assert torch.get_num_threads() == 2
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("noise", [0.0, 0.3])
 @pytest.mark.parametrize("by_loop", [True, False])
 def test_a_task_in_three_threads_is_that_in_one_and_has_the_same_bits_in_every_run(noise, by_loop):

@@ -59,6 +59,7 @@ def test_another_process_continues_with_the_same_bits():
     assert all(other.params[name].equal(p) for name, p in state.params.items())
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("opt", [torch.optim.Adam, functools.partial(torch.optim.SGD, lr=0.1)])
 def test_replace_gives_a_state_of_its_own_that_trains_on_as_it_would(opt):
     state = make()

@@ -404,6 +404,7 @@ def test_folds_in_time_are_scaled_by_their_own_training_steps(rng):
     assert out.shape == (N, 23)
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("form", ["native", "samples", "timesteps", "rows"])
 def test_targets_are_transformed_and_back(rng, form):

@@ -105,6 +105,7 @@ def test_a_window_of_a_long_series_needs_no_more_than_its_memory():
     assert Counting.read < 500
 
 
+@pytest.mark.few
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_stream_gives_each_step_and_goes_on_from_a_state(x, dtype):
     x = x.astype(dtype)

@@ -60,6 +60,7 @@ def test_one_axis(tmp_path, dims, axes, virtual):
     assert type(h5mmap(tmp_path / "all.h5", "x")) is (H5Lazy if virtual else H5Map)
 
 
+@pytest.mark.few
 @BOTH
 def test_many_datasets_of_many_axes(tmp_path, virtual):
     """As in HDF5Utils' own test: a negative axis suits (F, N, T) and (N, T) alike."""
@@ -80,6 +81,7 @@ def test_many_datasets_of_many_axes(tmp_path, virtual):
         assert read(tmp_path / "all.h5", name).dtype == expected.dtype
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @BOTH
 def test_the_same_file_many_times(tmp_path, virtual):
@@ -95,6 +97,7 @@ def test_an_empty_part(tmp_path, virtual):
     assert np.array_equal(read(tmp_path / "all.h5"), np.concatenate(arrays, 1))
 
 
+@pytest.mark.few
 @BOTH
 def test_parts_of_every_layout(tmp_path, virtual):
     arrays = [numbers((2, 3, 4), 100 * i) for i in range(5)]
@@ -229,6 +232,7 @@ def test_gaps_hold_the_fill(tmp_path, fill, dtype, virtual):
     assert read(tmp_path / "none.h5").dtype == a.dtype
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @BOTH
 @pytest.mark.parametrize("lacking", [0, 1, 2])
@@ -253,6 +257,7 @@ def test_a_file_that_lacks_a_dataset_leaves_a_gap_in_its_place(tmp_path, lacking
     )
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @BOTH
 def test_a_pattern_stands_for_the_files_that_match_it(tmp_path, virtual):
@@ -320,6 +325,7 @@ def test_attributes_come_from_the_first_file(tmp_path, virtual):
         assert dict(file["x"].attrs) == {"unit": "K", "axes": "TNF"}
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @BOTH
 def test_what_cannot_be_joined_is_copied_if_it_is_the_same(tmp_path, virtual):
@@ -404,6 +410,7 @@ def test_a_source_that_grows_afterwards_changes_nothing(tmp_path):
 # -- errors -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @BOTH
 def test_errors_leave_the_old_file_and_no_other(tmp_path, virtual):

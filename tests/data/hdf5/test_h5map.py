@@ -106,6 +106,7 @@ def test_reading_past_the_end_is_an_error_and_not_a_crash(tmp_path):
 # -- other processes ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("axes", ORDERS)
 def test_every_view_survives_pickling(tmp_path, axes):
@@ -223,6 +224,7 @@ def pages_of(calls):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("axes", ORDERS)
 def test_just_the_pages_of_a_window_are_asked_for(tmp_path, axes):

@@ -72,6 +72,7 @@ def test_a_reader_sees_one_version_of_a_file_that_is_being_replaced(python, tmp_
     assert len(versions) > 5
 
 
+@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("kind", ["map", "lazy"])
 def test_what_was_pickled_opens_the_same_version_or_none(python, tmp_path, kind):

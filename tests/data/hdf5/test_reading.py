@@ -609,6 +609,7 @@ def test_file_open_for_writing_elsewhere(python, tmp_path):
     assert_map(h5mmap(path, "x"), numbers())
 
 
+@pytest.mark.slow
 def test_virtual_source_open_for_writing_elsewhere(python, tmp_path):
     virtual(tmp_path / "a.h5")
     with other_process(python, "f = h5py.File(sys.argv[1], 'r+')", tmp_path / "source1.h5"):
@@ -644,6 +645,7 @@ def test_a_lazy_array_keeps_writers_out_until_it_is_closed(tmp_path):
     assert str(caught.value) == f"{path}: dataset 'x' was closed; open it again with h5mmap"
 
 
+@pytest.mark.slow
 def test_file_written_in_swmr_mode(python, tmp_path):
     path = tmp_path / "a.h5"
     with h5py.File(path, "w", libver="latest") as file:
