@@ -497,10 +497,10 @@ def test_the_rules_of_reading_see():
 # What is counted: the most that is allowed today, lowered by each change that lowers it, and the
 # most that is to be left.
 CEILINGS = {
-    "fit to the first update: files": (66, 36),
+    "fit to the first update: files": (65, 36),
     "fit to the first update: frames": (15, 9),
     "fit to the first update: classes made": (42, 26),
-    "predict: files": (41, 24),
+    "predict: files": (40, 24),
     "a step of a stream: files": (3, 3),
     "a step of a stream: calls": (9, 9),
     "classes": (545, 380),
@@ -510,7 +510,7 @@ CEILINGS = {
     "fields of Spec": (16, 14),
     "public names at the top": (43, 40),
     "public names without the guests'": (127, 100),
-    "tokens": (397_000, 300_000),
+    "tokens": (396_500, 300_000),
     "tokens in ten lines": (87, 90),
 }
 SLACK = {"tokens": 1000}  # by which a ceiling may lie above what is counted

@@ -1,4 +1,4 @@
-"""Files that version 0.1.0 wrote, in ``tests/golden``, load and predict as they did then."""
+"""Files that version 0.2.0 wrote, in ``tests/golden``, load and predict as they did then."""
 
 import shutil
 from pathlib import Path
@@ -31,6 +31,7 @@ ESTIMATORS = {
     "SequenceRegressor-mgu": SequenceRegressor,
     "SequenceRegressor-tcn": SequenceRegressor,
     "SequenceRegressor-attention": SequenceRegressor,
+    "SequenceRegressor-linear": SequenceRegressor,
 }
 
 
@@ -44,6 +45,11 @@ def assert_as_expected(name, predictions):
 @pytest.mark.parametrize("name", ESTIMATORS)
 def test_estimators_predict_as_when_they_were_saved(name):
     assert_as_expected(name, ESTIMATORS[name].load(FOLDER / f"{name}.pt").predict(DATA["x"]))
+
+
+def test_intervals_are_those_that_were_saved():
+    est = SequenceRegressor.load(FOLDER / "SequenceRegressor-interval.pt")
+    assert_as_expected("SequenceRegressor-interval", np.stack(est.predict_interval(DATA["x"])))
 
 
 def test_a_classifier_of_series_has_the_probabilities_that_it_had():
@@ -65,7 +71,7 @@ def test_forecasters_forecast_as_when_they_were_saved(transform):
     assert_as_expected(
         f"Forecaster-{transform}", forecasts.drop(columns=["unique_id", "ds"]).to_numpy()
     )
-    assert forecasts.ds.min() == pd.Timestamp("2024-02-25")
+    assert forecasts.ds.min() == pd.Timestamp("2024-03-01")
 
 
 def test_a_finished_fit_is_taken_from_its_checkpoint(tmp_path):

@@ -1,4 +1,4 @@
-"""One lazy interface for (F, N, T) arrays of any kind."""
+"""One lazy interface for (F, N, T) arrays of any kind; find where their series begin and end."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from fluxutils_py.data.arrays import (
     plain_block,
     read_block,
 )
+from fluxutils_py.data.blocks import BLOCK
 from fluxutils_py.data.hdf5.datasets import check_dataset
 from fluxutils_py.data.hdf5.h5map import H5Map
 from fluxutils_py.data.indexing import Index
@@ -23,6 +24,7 @@ from fluxutils_py.data.lazy import Function
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError
 
+FIRST_LOOK = 32  # steps that are read at once where series begin and end; then ever more
 GLANCE = 8  # one window in so many is looked at, once all were in memory for a while
 
 Axes = tuple[int, int, int]
@@ -341,3 +343,62 @@ def _copy_order(strides: tuple[int, ...]) -> _CopyOrder | None:
     if features <= min(series, steps):
         return None
     return SERIES_FIRST if steps <= series else STEPS_FIRST
+
+
+# -- where series begin and end --------------------------------------------------------------------
+
+
+class Bounds(NamedTuple):
+    """The steps of series, ``first`` to ``stop``, each (N,); other steps are padding."""
+
+    first: np.ndarray
+    stop: np.ndarray
+
+    def outside(self, series: Any, steps: np.ndarray) -> np.ndarray:
+        """Return which of some steps (S,) of some series (B,) are padding: (B, S)."""
+        first, stop = self.first[series, None], self.stop[series, None]
+        return np.asarray((steps < first) | (steps >= stop))
+
+
+def find_bounds(arrays: Sequence[SeriesArray], rows: Segments) -> Bounds | None:
+    """Return the bounds of the steps of each row with input: of those before and behind, all
+    features of all arrays are NaN. A row without any input has no steps.
+
+    None if all steps of all rows are within. Reads little more than one step at each end, and the
+    padding.
+    """
+    first, stop = rows.start, rows.start + rows.length
+    if any(s.kind == "int" or s.dtype.kind == "b" for s in arrays):
+        return None
+    before = _count_empty(arrays, rows, backwards=False)
+    left = Segments(rows.series, first + before, rows.length - before)
+    after = _count_empty(arrays, left, backwards=True)
+    if not (before.any() or after.any()):
+        return None
+    return Bounds(first + before, stop - after)
+
+
+def _count_empty(arrays: Sequence[SeriesArray], rows: Segments, backwards: bool) -> np.ndarray:
+    """Return how many steps at the beginning of each row, or at its end, have no input."""
+    count = np.zeros(len(rows), int)
+    left = np.flatnonzero(rows.length > 0)
+    size = 1
+    while len(left):
+        done, length = count[left], rows.length[left]
+        n_steps = np.minimum(size, length - done)
+        begin = rows.start[left] + (length - done - n_steps if backwards else done)
+        part = Segments(rows.series[left], begin, n_steps)
+        has_input = np.zeros((int(n_steps.max()), len(left)), bool)
+        for s in arrays:
+            has_input |= ~np.isnan(s.read(part, 0, len(has_input))).all(-1)
+        has_input &= np.arange(len(has_input))[:, None] < n_steps
+        found = has_input.any(0)
+        n_empty = has_input.argmax(0)
+        if backwards:
+            n_empty = n_steps - len(has_input) + has_input[::-1].argmax(0)
+        count[left] += np.where(found, n_empty, n_steps)
+        left = left[~found & (count[left] < length)]
+        # ever more, so that long padding is read in few pieces
+        n_values = sum(s.F for s in arrays) * max(1, len(left))
+        size = min(2 * max(size, FIRST_LOOK), max(1, BLOCK // n_values))
+    return count

@@ -38,7 +38,7 @@ NOT_COMPARED = (
 # beginnings of the names of what may differ between ranks, such as a device or a log
 DETAILS = ("loss.", "model", "the code of")
 SHARDS = "the {}series of each rank (sharded=True)"
-# of which checkpoints of 0.1.0 know nothing, with what those did
+# left out at these values, as in checkpoints of 0.2.0
 NEW_FIELDS = {"max_updates": None, "lr_schedule": None, "gradient": "truncated"}
 LISTED = 5  # number of differences in a message
 

@@ -56,11 +56,6 @@ FORMAT = 2
 NO_SETTINGS = ("model", "loss", "opt", "spec", "device", "callbacks")
 CODE = ("cell",)  # settings that may be classes, stored by name
 WITH_KEYWORDS = ("model", "loss", "opt", *CODE)  # of which a partial has settings
-# What 0.1.0 did, which had no such settings: files that it wrote do not name them.
-VALUES_OF_0_1 = {
-    **{"max_updates": None, "lr_schedule": None, "input_noise": 0.0, "scale_input": False},
-    **{"n_lags": "auto", "n_models": 1, "gradient": "truncated"},
-}
 FITTED = (
     *("loss_", "loss_curve_", "validation_loss_curve_", "n_iter_", "history_"),
     *("n_features_in_", "n_outputs_"),
@@ -233,12 +228,11 @@ def _read_fitted(content: dict[str, Any], path: object) -> Fitted:
     generator = _restore_generator(content["generator"])
     n_steps = content["fitted"]["_n_steps"]
     # without the scheduler, which is restored with the optimizer
-    chosen = content.get("choice")
+    chosen = content["choice"]
     choice = None if chosen is None else dataclass_from_plain(FitChoice, chosen)
-    # both of which files of earlier versions lack
-    data = {str(name): str(text) for name, text in content.get("data", {}).items()}
-    longest = int(content.get("longest", 1))
-    errors = content.get("calibration")
+    data = {str(name): str(text) for name, text in content["data"].items()}
+    longest = int(content["longest"])
+    errors = content["calibration"]
     calibration = None if errors is None else dataclass_from_plain(Calibration, errors)
     if calibration is not None and np.ndim(calibration.errors) != 3:
         raise LoadError(f"{path} is damaged (errors of a calibration are not (G, M, S))")
@@ -301,7 +295,6 @@ def _stored_arguments(content: dict[str, Any], path: object) -> dict[str, Any]:
     return {
         **{k: restore_argument(content[k], k, build) for k, build in builders.items()},
         "spec": deserialize_spec(content["spec"]),
-        **VALUES_OF_0_1,
         **{k: v for k, v in content["settings"].items() if k not in NO_SETTINGS},
         **{k: NotStored(k, name) for k, name in content["code"].items() if k in CODE},
     }
@@ -387,8 +380,7 @@ def _stored_code(content: dict[str, Any]) -> dict[str, StoredCode]:
             names[argument] = stored[1]
     found = {}
     for argument, name in names.items():
-        # files of earlier versions lack it
-        keywords = content.get("keywords", {}).get(argument) or {"plain": {}, "others": []}
+        keywords = content["keywords"].get(argument) or {"plain": {}, "others": []}
         plain = {str(k): v for k, v in keywords["plain"].items()}
         found[argument] = StoredCode(str(name), plain, list(map(str, keywords["others"])))
     return found

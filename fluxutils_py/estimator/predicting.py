@@ -21,7 +21,6 @@ from fluxutils_py.estimator.same_fit import require_same_inputs
 from fluxutils_py.estimator.spec import Spec, read_spec
 from fluxutils_py.inputs.inputs import Inputs, read_inputs, without_padding
 from fluxutils_py.inputs.labelled_arrays import split_labels, with_labels
-from fluxutils_py.inputs.missing_past import warn_of_missing_past
 from fluxutils_py.inputs.sharded_data import is_empty, ranks_of_call
 from fluxutils_py.inputs.target_codec import Transform
 from fluxutils_py.nn.states import have_begun
@@ -68,13 +67,9 @@ def run_predict(
         parts = est.fitted_parts_
         schema = input_schema(est, settings, parts)
         labels, out = split_labels(x, out)
-        if state is not None:
-            warn_of_missing_past(x)
         inputs = read_inputs(x, schema, starts=starts, lengths=lengths, padded=False)
-        if starts is None and lengths is None:
-            # where series go on before or after x, a step without input is a gap
-            fresh = _are_fresh(est.model_, state, inputs.N)
-            inputs = without_padding(inputs, fresh, ended=not return_state)
+        if lengths is starts is None:
+            inputs = _without_padding(inputs, est.model_, state, ended=not return_state)
         spec = read_spec(settings.spec)
         decode = parts.codec.decoders()[method]
         is_last = parts.codec.per_series and inputs.form != "timesteps"
@@ -92,11 +87,15 @@ def run_predict(
         return (result, blocks.state()) if return_state else result
 
 
-def _are_fresh(model: nn.Module, state: list[Tensor] | None, n_series: int) -> np.ndarray:
-    """Return a mask (N,) of the series that begin with their first input."""
+def _without_padding(
+    inputs: Inputs, model: nn.Module, state: list[Tensor] | None, ended: bool
+) -> Inputs:
+    """Restrict series to the steps with input; where they go on before or after these, a step
+    without one is a gap.
+    """
     if state is None:
-        return np.ones(n_series, bool)
-    return ~have_begun(model, state, n_series)
+        return without_padding(inputs, ended=ended)
+    return without_padding(inputs, ~have_begun(model, state, inputs.N), ended)
 
 
 def _predict_last_steps(blocks: BlockPredictor, out: object) -> np.ndarray:

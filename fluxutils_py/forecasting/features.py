@@ -121,7 +121,7 @@ class Features:
         Whether no value was below 0, so that forecasts are not either.
     wander : tuple of float
         Usual absolute change of a series of ``fit`` over 1 to ``h`` steps, in units of the
-        transform. Empty in files of 0.1.0.
+        transform.
 
     Notes
     -----

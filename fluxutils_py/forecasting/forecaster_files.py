@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import math
 import re
 from collections.abc import Callable, Iterable
 from copy import copy
@@ -23,7 +22,7 @@ from fluxutils_py.forecasting.correction import SOURCES, Correction
 from fluxutils_py.forecasting.covariates import Covariate, Covariates
 from fluxutils_py.forecasting.features import Features
 from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster
-from fluxutils_py.forecasting.forecaster_settings import RECURRENT, ForecasterSettings
+from fluxutils_py.forecasting.forecaster_settings import ForecasterSettings
 from fluxutils_py.forecasting.history import History
 from fluxutils_py.forecasting.model_fitting import Fit, make_network
 from fluxutils_py.forecasting.network_size import size_of, with_size
@@ -166,8 +165,8 @@ def _load_fit(
         channels,
         _load_covariates(content["covariates"]),
         settings,
-        correction=_load_correction(content.get("correction"), channels.h, len(settings.quantiles)),
-        network=content.get("network", RECURRENT),  # files of 0.1.0 lack it
+        correction=_load_correction(content["correction"], channels.h, len(settings.quantiles)),
+        network=content["network"],
     )
 
     def build() -> nn.Module:
@@ -184,8 +183,8 @@ def _load_fit(
         frequency,
         loss,
         content["loss_curve"],
-        content.get("validation_loss_curve", []),  # files of 0.1.0 lack it
-        content.get("network_errors", {}),
+        content["validation_loss_curve"],
+        content["network_errors"],
         shape=None if shape is None else tuple(shape),
         origin=_load_history(content["history"], frequency),
     )
@@ -200,9 +199,7 @@ def _plain_frequency(frequency: Frequency | None) -> dict[str, Any] | None:
 def _load_frequency(content: dict[str, Any] | None) -> Frequency | None:
     if content is None:
         return None
-    # files of 0.1.0 lack it
-    times = content.get("times", torch.empty(0))
-    return Frequency(**content | {"times": tuple(times.tolist())})
+    return Frequency(**content | {"times": tuple(content["times"].tolist())})
 
 
 def _load_network(
@@ -218,15 +215,8 @@ def _load_network(
 
 
 def _load_features(content: dict[str, Any]) -> Features:
-    """Read the features; files of 0.1.0 lack the smallest scale, and those of logarithms have a
-    unit of 1.
-    """
-    if "smallest_scale" in content:
-        # files of 0.1.0 lack "wander"; the lists of a file are tuples here
-        return Features(**content | {"wander": tuple(content.get("wander", ()))})
-    if content["log"]:
-        return Features(**content | {"unit": math.exp(-2.5), "smallest_scale": 0.002})
-    return Features(**content, smallest_scale=1e-6 * content["unit"])
+    # the lists of a file are tuples here
+    return Features(**content | {"wander": tuple(content["wander"])})
 
 
 def _plain_correction(correction: Correction | None) -> dict[str, Any] | None:
@@ -237,7 +227,6 @@ def _plain_correction(correction: Correction | None) -> dict[str, Any] | None:
 
 
 def _load_correction(content: dict[str, Any] | None, h: int, n_quantiles: int) -> Correction | None:
-    """Read a correction; files of 0.1.0 have none."""
     if content is None:
         return None
     correction = Correction(**{name: tensor.numpy() for name, tensor in content.items()})

@@ -25,7 +25,6 @@ from sklearn.utils.validation import validate_data
 
 from fluxutils_py.data import SamplesView, SampleWeight, SeriesArray, TimestepsView
 from fluxutils_py.data.arrays import reject_masked, to_numpy
-from fluxutils_py.data.filling import find_bounds
 from fluxutils_py.data.hdf5.datasets import check_dataset
 from fluxutils_py.data.hdf5.feature_names import get_feature_names
 from fluxutils_py.data.ragged import (
@@ -36,9 +35,9 @@ from fluxutils_py.data.ragged import (
     require_list_of_series,
 )
 from fluxutils_py.data.segments import Segments, SeriesShards
+from fluxutils_py.data.series import find_bounds
 from fluxutils_py.data.views import SequenceView
 from fluxutils_py.errors import DataError, ShapeError, SingleStepWarning, warn
-from fluxutils_py.inputs.missing_past import misses_past
 
 # Types of matrices that stay; scikit-learn converts all others to the first.
 FLOATS = [np.float64, np.float32]
@@ -245,10 +244,7 @@ def read_inputs(
         _require_fitted_features(inputs, schema.fitted, schema.estimator, name)
     if starts is None and lengths is None:
         return without_padding(inputs) if padded else inputs
-    inputs = restrict_steps(inputs, starts, lengths)
-    if misses_past(x):
-        _warn_of_unknown_starts(inputs)
-    return inputs
+    return restrict_steps(inputs, starts, lengths)
 
 
 def _require_fitted_features(
@@ -627,20 +623,6 @@ def without_padding(inputs: Inputs, fresh: bool | np.ndarray = True, ended: bool
         stop = np.where(~has_input & fresh, first, stop)
     starts = first if first.any() else None
     return replace(inputs, starts=starts, lengths=stop - first, trimmed=True)
-
-
-def _warn_of_unknown_starts(inputs: Inputs) -> None:
-    """Warn if a transformer that looks back has taken steps before the start of series for data."""
-    rows = inputs.whole()
-    late = np.flatnonzero(rows.start > 0)
-    before = Segments(late, rows.start[late] - 1, np.ones_like(late))
-    if len(late) and not all(np.isnan(s.read(before, 0, 1)).all() for s in inputs.series):
-        warn(
-            f"{len(late)} series have starts, and a transformer before the estimator "
-            "(SequenceFeatures, or SequenceImputer with 'ffill') took the steps before them for "
-            "data, so that lags and means begin there: pad with NaN, or give starts to it too (in "
-            "fit, sequencefeatures__starts; in predict, by scikit-learn's metadata routing)"
-        )
 
 
 def _first_steps(starts: object, inputs: Inputs) -> np.ndarray:

@@ -176,8 +176,8 @@ class WindowStep(GradientStep):
         """
         names = ("step", "states", "sensitivities", "next_states", "buffers", "n_live")
         per_rank: dict[str, Any] = {}
-        for name in names:  # checkpoints of 0.1.0 have no sensitivities
-            per_rank[name] = [state.get(name) for state in states]
+        for name in names:
+            per_rank[name] = [state[name] for state in states]
         n_live = per_rank["n_live"]
         return {
             **states[0],
@@ -203,8 +203,7 @@ class WindowStep(GradientStep):
                 f"has {self._n_layers} and {expected}"
             )
         device = self._gradient_sum.device
-        # checkpoints of 0.1.0 have none
-        carried: Any = _states_on(device, state.get("sensitivities") or [None] * n_layers)
+        carried: Any = _states_on(device, state["sensitivities"])
         restore(self.model, _states_on(device, state["states"]), carried)
         self._next_states = _states_on(device, state["next_states"])
         with torch.no_grad():

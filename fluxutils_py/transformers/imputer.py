@@ -60,8 +60,8 @@ class SequenceImputer(SequenceTransformer):
     With "ffill", a subset of the rows of ``timesteps(x)`` is filled in from earlier steps of ``x``,
     as if ``x`` had been transformed first, so results do not depend on the split. A plain matrix
     raises an error, since its rows are series of one step. A stream continues from its last step,
-    but arrays given in chunks of time are filled in as separate series: an estimator that continues
-    from a ``state`` on a chunk that begins with a missing value warns.
+    but arrays given in chunks of time are filled in as separate series: a ``state`` is of the
+    estimator alone.
 
     Examples
     --------
@@ -176,9 +176,6 @@ class ForwardFillBlock:
     def over(self, array: Any, first: np.ndarray) -> ForwardFilled:
         # it reads back to the last value where a window begins with a missing one
         return ForwardFilled(array, self.start, as_floats)
-
-    def needs_past(self, first: np.ndarray) -> bool:
-        return bool(np.isnan(as_floats(first)).any())
 
     def empty_state(
         self,

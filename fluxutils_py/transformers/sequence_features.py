@@ -210,9 +210,6 @@ class FeaturesBlock:
     def over(self, array: Any, first: np.ndarray) -> FeaturesOver:
         return FeaturesOver(self.fill.over(array, first), self, first)
 
-    def needs_past(self, first: np.ndarray) -> bool:
-        return True
-
     def empty_state(self, n_features: int, n_series: int) -> list[Tensor]:
         # float64 for all types of data, so that a stored state fits any later stream
         inner: list[Any] = [layer.module for layer in self.layers]

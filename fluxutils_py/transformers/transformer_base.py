@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from fluxutils_py.data import LazyArray, SampleWeight, SeriesArray
 from fluxutils_py.data.arrays import DuckArray, in_memory, read_block
 from fluxutils_py.data.blocks import block_slices
-from fluxutils_py.data.filling import Bounds, WithPadding, find_bounds
+from fluxutils_py.data.filling import WithPadding
 from fluxutils_py.data.ragged import MappedSeries
 from fluxutils_py.data.segments import Segments
+from fluxutils_py.data.series import Bounds, find_bounds
 from fluxutils_py.data.views import SequenceView, TimestepsView
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.inputs.inputs import InputLayout, Inputs, InputSchema
-from fluxutils_py.inputs.missing_past import misses_past, note_missing_past
 from fluxutils_py.inputs.moments import WeightedBlock
 from fluxutils_py.inputs.sharded_data import SeriesPool, ranks_of_call
 from fluxutils_py.inputs.single_steps import read_step, series_indices
@@ -128,10 +128,7 @@ class _TransformMixin:
             bounds = Bounds(whole.start, whole.start + whole.length)
         elif fills_gaps(function) and inputs.form != "rows":  # samples, of which none is padding
             bounds = find_bounds((series,), inputs.whole())
-        result = _apply(x, function, inputs, series, bounds)
-        if misses_past(x) or _needs_past(function, inputs, series, bounds):
-            note_missing_past(result)
-        return result
+        return _apply(x, function, inputs, series, bounds)
 
     def _block_function(self) -> BlockFunction:
         """Return the function that transforms blocks of shape (F, n, t)."""
@@ -166,11 +163,6 @@ class SeriesFunction(BlockFunction, Protocol):
     ) -> list[Tensor]:
         """Return the state before the first step."""
 
-    def needs_past(self, first: np.ndarray) -> bool:
-        """Whether the result for series that begin with this step (F, N, 1) depends on what came
-        before it.
-        """
-
     def step(
         self,
         block: np.ndarray,
@@ -194,20 +186,6 @@ def depends_on_past(function: BlockFunction) -> TypeGuard[SeriesFunction]:
 def fills_gaps(function: BlockFunction) -> bool:
     """Whether a function of blocks has a number for NaN."""
     return getattr(function, "fills_gaps", False)
-
-
-def _needs_past(
-    function: BlockFunction, inputs: Inputs, series: SeriesArray, bounds: Bounds | None
-) -> bool:
-    """Whether what a function of blocks makes of series would be another after earlier steps."""
-    # a view of time steps sees those before it
-    if inputs.form == "timesteps" or series.T == 0:
-        return False
-    if bounds is not None and bounds.first.any():  # it would have been a gap
-        return True
-    if not depends_on_past(function):
-        return False
-    return function.needs_past(series.read(inputs.whole(), 0, 1).transpose(2, 1, 0))
 
 
 def _apply(

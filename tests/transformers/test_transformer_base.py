@@ -161,16 +161,12 @@ def test_padding_stays_and_has_no_say(rng, transformer, at_start, tmp_path):
 
 
 @pytest.mark.slow
-def test_starts_that_reach_the_estimator_alone_are_warned_of(rng):
+def test_starts_reach_transformers_by_name_or_by_routing(rng):
     x, starts = rng.normal(size=(2, 6, 30)), np.array([0, 5, 3, 0, 9, 1])
     y = x[:1].cumsum(2)
     last = SequenceRegressor(cell="linear", n_lags=1, verbose=False)
     pipe = make_pipeline(SequenceFeatures([1], exponential_means=[], rolling=[3]), last)
-    with pytest.warns(UserWarning, match=r"4 series have starts, .*sequencefeatures__starts"):
-        pipe.fit(x, y, sequenceregressor__starts=starts)
     pipe.fit(x, y, sequenceregressor__starts=starts, sequencefeatures__starts=starts)
-    with pytest.warns(UserWarning, match=r"4 series have starts, .*metadata routing"):
-        pipe.predict(x, starts=starts)
     with config_context(enable_metadata_routing=True):
         first, last = (step.set_fit_request(starts=True) for _, step in pipe.steps)
         first.set_transform_request(starts=True)
