@@ -247,7 +247,7 @@ def python():
         )
     yield str(executable)
     server.stdin.close()
-    server.wait(timeout=60)
+    server.wait(timeout=300)
     shutil.rmtree(folder)
 
 

@@ -42,7 +42,7 @@ def test_a_consumer_needs_nothing_of_this_package(block, absent, folder):
     assert imported == {"json", "numpy as np", "onnxruntime" if block == 1 else "torch"}
     program = f"import sys\nfor name in {absent}:\n    sys.modules[name] = None\n{code}"
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
 
@@ -77,11 +77,11 @@ def test_the_program_in_c_reads_steps_and_gives_predictions(compiler, runner, c_
             pytest.skip(f"needs {tool}")
     strict = ["-Wall", "-Wextra", "-Werror", "-pedantic"]
     command = [compiler, *COMPILED.split(), *strict, "-lm", "-o", "main"]
-    done = subprocess.run(command, cwd=c_folder, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=c_folder, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     with open(c_folder / "x.txt") as steps:
         run = [*runner, "./main"]
-        said = subprocess.run(run, cwd=c_folder, stdin=steps, capture_output=True, timeout=120)
+        said = subprocess.run(run, cwd=c_folder, stdin=steps, capture_output=True, timeout=300)
     assert said.returncode == 0, said.stderr
     found = np.loadtxt(said.stdout.splitlines())
     wanted = np.loadtxt(c_folder / "wanted.txt")

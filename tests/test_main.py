@@ -189,7 +189,7 @@ def test_numbers_must_be_positive(name, capsys):
 def test_module_runs_as_a_program(python, tmp_path):
     done = subprocess.run(
         [python, "-m", "fluxutils_py", "--data", "missing.csv"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=120,
+        cwd=tmp_path, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 1
     assert done.stderr == "fluxutils_py: cannot read missing.csv: No such file or directory\n"

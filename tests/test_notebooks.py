@@ -36,7 +36,7 @@ def client(python, monkeypatch):
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs_without_an_error(path, client, tmp_path):
     notebook = nbformat.read(path, as_version=4)
-    client(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    client(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
     assert not list(tmp_path.iterdir()), "it leaves files behind"
 
 

@@ -169,7 +169,7 @@ def test_a_build_without_kernels_ends_or_fails_as_asked(settings, there, tmp_pat
         env={**os.environ, **settings},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     if there is None:
         assert done.returncode != 0

@@ -734,7 +734,7 @@ def run(python, program):
     """Standard output of a program with the loader in it."""
     start = "import os, sys, threading, time, warnings\nfrom fluxutils_py.data.background import BackgroundDataLoader\n"
     done = subprocess.run(
-        [python, "-c", start + program], capture_output=True, text=True, timeout=60
+        [python, "-c", start + program], capture_output=True, text=True, timeout=300
     )
     assert done.stderr == ""
     assert done.returncode == 0

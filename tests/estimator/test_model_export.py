@@ -351,7 +351,7 @@ def test_files_of_a_pipeline_run_without_this_package(x, with_gaps, tmp_path):
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
         )
         assert done.returncode == 0, done.stderr
         np.testing.assert_allclose(

@@ -51,7 +51,7 @@ print(max(growth(128, 300, 307, True), growth(10, 1037, 401, False), growth(10, 
 )
 def test_predictions_into_a_map_take_little_memory(python, tmp_path):
     done = subprocess.run(
-        [python, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, timeout=120
+        [python, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     assert float(done.stdout) < 32  # MiB

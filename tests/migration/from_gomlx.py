@@ -334,7 +334,7 @@ def _(names, value):
 @checks.of("Map(range(7), lambda batch: load(batch.x), workers=2, ordered=False)")
 def _(names, value):
     assert same_rows(rows(value), names["x"][:49])
-    meet = threading.Barrier(2, timeout=60)  # two loads take place at the same time
+    meet = threading.Barrier(2, timeout=300)  # two loads take place at the same time
     value.fn = lambda batch: (meet.wait(), names["load"](batch.x))[1]
     value.source = type(value.source)(range(6), "six", None)
     assert same_rows(rows(value), names["x"][:42])

@@ -126,7 +126,7 @@ def _(names, value):
 
 @checks.of("ttrain(loss, ps, preparesamples, opt, iterations)")
 def _(names, value):
-    problem, losses, together = Problem(), [], threading.Barrier(3, timeout=30)
+    problem, losses, together = Problem(), [], threading.Barrier(3, timeout=300)
 
     def prepare():
         together.wait()  # passes only if three threads prepare at once

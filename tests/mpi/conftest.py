@@ -66,7 +66,7 @@ def launcher():
         ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"],
         [],
     ):
-        done = subprocess.run([mpirun, *flags, "-n", "2", "true"], capture_output=True, timeout=60)
+        done = subprocess.run([mpirun, *flags, "-n", "2", "true"], capture_output=True, timeout=300)
         if done.returncode == 0:
             return [mpirun, *flags]
     return None
@@ -104,7 +104,7 @@ def run(command, timeout, environment=None):
 
 @pytest.fixture(scope="session")
 def start():
-    """``start(command, timeout=60)``: run a command; it and its children are killed when the time
+    """``start(command, timeout=300)``: run a command; it and its children are killed when the time
     is over.
     """
     return lambda command, timeout=240, **environment: run(

@@ -172,7 +172,7 @@ def two_hosts(tmp_path):
     names = {"h": f"{name}h", "sw": f"{name}sw"}
     try:
         made = subprocess.run(
-            ["sh", "-ec", HOSTS.format(**names)], capture_output=True, text=True, timeout=30
+            ["sh", "-ec", HOSTS.format(**names)], capture_output=True, text=True, timeout=300
         )
         if made.returncode:
             pytest.skip(f"no network namespaces here: {made.stderr.strip()}")
@@ -188,7 +188,7 @@ def two_hosts(tmp_path):
         ]  # fmt: skip
     finally:
         for host in (f"{name}h1", f"{name}h2", f"{name}sw"):
-            subprocess.run(["ip", "netns", "del", host], capture_output=True, timeout=30)
+            subprocess.run(["ip", "netns", "del", host], capture_output=True, timeout=300)
 
 
 def test_two_hosts_train_as_one_process(two_hosts, start, tmp_path):

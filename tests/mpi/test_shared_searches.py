@@ -17,7 +17,7 @@ def test_ranks_find_what_one_process_finds(ran, n):
 @pytest.mark.slow
 def test_no_rank_waits_for_one_that_died_in_a_task(mpirun_command, start, python):
     status, out, err = start(
-        [*mpirun_command, "-n", 2, python, PROGRAMS / "dying_task.py"], timeout=120
+        [*mpirun_command, "-n", 2, python, PROGRAMS / "dying_task.py"], timeout=300
     )
     assert status not in (0, None), out + err
 
@@ -28,6 +28,6 @@ def test_only_rank_0_runs_the_script(mpirun_command, start, python):
         "import joblib, fluxutils_py\nwith joblib.parallel_config('mpi'): joblib.Parallel()([])"
     )
     command = [*mpirun_command, "-n", 2, python, "-m", "mpi4py.futures", "-c", program]
-    status, _, err = start(command, timeout=120)
+    status, _, err = start(command, timeout=300)
     assert status != 0
     assert "runs the script on rank 0 only" in err

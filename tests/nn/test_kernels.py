@@ -36,7 +36,7 @@ def in_a_process(python, program, **environment):
         [python, "-c", program],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         env={**{k: v for k, v in os.environ.items() if k != kernels.SWITCH}, **environment},
     )
     assert done.returncode == 0, done.stderr

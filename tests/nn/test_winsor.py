@@ -214,7 +214,7 @@ def test_memory_does_not_grow_with_the_file(kind, python, tmp_path):
         [python, "-c", PROGRAM, str(tmp_path / "x"), kind],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     small, large = json.loads(done.stdout)

@@ -89,7 +89,7 @@ def test_fitting_alone_starts_neither_mpi_nor_torch_distributed(python):
         "= np.zeros((1, 2, 5)); Estimator(spec=dict(epochs=1, batchsize=2, seqsize=5)).fit(x, "
         "x).predict(x); print('mpi4py' in sys.modules, dist.is_initialized())"
     )
-    done = subprocess.run([python, "-c", program], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([python, "-c", program], capture_output=True, text=True, timeout=300)
     assert done.stdout.strip() == "False False", done.stderr
 
 

@@ -67,5 +67,5 @@ def test_importing_the_package_registers_it_and_starts_nothing(python):
         "m.startswith('mpi4py')]; joblib.parallel_config('mpi'); assert not [m for m in "
         "sys.modules if m.startswith('mpi4py')]"
     )
-    done = subprocess.run([python, "-c", program], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([python, "-c", program], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

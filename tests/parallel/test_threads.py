@@ -39,7 +39,7 @@ def test_results_come_in_order_and_each_thread_has_its_items(n):
 
 
 def test_threads_work_at_the_same_time():
-    barrier = threading.Barrier(3, timeout=30)
+    barrier = threading.Barrier(3, timeout=300)
     with Threads(3) as threads:
         assert sorted(threads.map(lambda _: barrier.wait(), range(3))) == [0, 1, 2]
 
@@ -217,7 +217,7 @@ def test_a_block_inside_a_block_and_an_end_without_a_start_change_nothing():
 
 def test_threads_that_overlap_leave_no_mode_behind():
     # torch.compile asks for these flags, and skips everything under a mode
-    barrier = threading.Barrier(2, timeout=30)
+    barrier = threading.Barrier(2, timeout=300)
 
     def call(i, first):
         barrier.wait()

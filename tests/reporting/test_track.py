@@ -208,7 +208,7 @@ def test_a_run_of_trackio_offline(tmp_path):
     # it reads its folder when it is imported
     program = "from tests.reporting.test_track import fit_in_trackio; fit_in_trackio()"
     environment = {**os.environ, "TRACKIO_DIR": str(tmp_path), "HF_HUB_OFFLINE": "1"}
-    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=300)
 
 
 def test_only_rank_0_writes():

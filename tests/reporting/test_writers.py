@@ -186,7 +186,7 @@ threaded.add_histogram("empty", np.zeros(0), 1)
 """
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [finalized_python, "-c", program], capture_output=True, text=True, env=env, timeout=120
+        [finalized_python, "-c", program], capture_output=True, text=True, env=env, timeout=300
     )
     told = f"RuntimeError: summary 'empty' was not written to {tmp_path}/threaded: ValueError: The input has no element."
     assert told in done.stderr

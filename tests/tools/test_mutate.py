@@ -149,7 +149,7 @@ def test_a_breakage_that_no_test_sees_survives(tmp_path):
         "PYTHONPATH": ""
     }
     done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
     )
     blocks = done.stdout.split("fluxutils_py/part/one.py:")[1:]
     caught = {

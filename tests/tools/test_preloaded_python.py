@@ -29,7 +29,7 @@ sys.exit(7)
 
 def ends(executable, *arguments, **how):
     done = subprocess.run(
-        [executable, *map(str, arguments)], capture_output=True, text=True, timeout=60, **how
+        [executable, *map(str, arguments)], capture_output=True, text=True, timeout=300, **how
     )
     return done.returncode, done.stdout, done.stderr
 
@@ -66,7 +66,7 @@ def test_signals_go_to_the_program_and_its_end_by_a_signal_comes_back(python, nu
         child = int(started.stdout.readline())
         assert child != started.pid
         started.send_signal(number)
-        assert started.wait(timeout=60) == -number
+        assert started.wait(timeout=300) == -number
     deadline = time.monotonic() + 60
     # of one that was killed itself, the server ends the program
     while os.path.exists(f"/proc/{child}"):
@@ -117,13 +117,13 @@ while True:  # of a signal that comes just before it, one long sleep would not h
     with subprocess.Popen([python, "-c", program], stdout=subprocess.PIPE, text=True) as started:
         assert started.stdout.readline() == "ready\n"
         started.send_signal(signal.SIGUSR1)
-        assert started.wait(timeout=60) == 33
+        assert started.wait(timeout=300) == 33
 
 
 def test_all_open_files_are_handed_over_under_their_numbers(python):
     reads, writes = os.pipe()
     program = f"import os; os.write({writes}, b'through the pipe')"
-    assert subprocess.run([python, "-c", program], pass_fds=[writes], timeout=60).returncode == 0
+    assert subprocess.run([python, "-c", program], pass_fds=[writes], timeout=300).returncode == 0
     os.close(writes)
     with open(reads, "rb") as pipe:
         assert pipe.read() == b"through the pipe"

@@ -118,7 +118,7 @@ def test_of_two_processes_that_fit_into_one_folder_one_ends_as_if_alone(tmp_path
 
     both = [start("both", name) for name in ("a.pt", "b.pt")]
     alone = start("alone", "alone.pt")
-    said = [p.communicate(timeout=120)[1] for p in (*both, alone)]
+    said = [p.communicate(timeout=300)[1] for p in (*both, alone)]
     failed = [text for p, text in zip((*both, alone), said, strict=True) if p.returncode]
     told = re.compile(
         rf"FileExistsError: .*another run saves to {re.escape(str(tmp_path / 'both'))} too",
@@ -128,7 +128,7 @@ def test_of_two_processes_that_fit_into_one_folder_one_ends_as_if_alone(tmp_path
     expected = torch.load(tmp_path / "alone.pt")
     # neither knew of the other before both had saved: started again, it goes on
     if len(failed) == 2:
-        start("both", "a.pt").communicate(timeout=120)
+        start("both", "a.pt").communicate(timeout=300)
     ended = [torch.load(tmp_path / name) for name in ("a.pt", "b.pt") if (tmp_path / name).exists()]
     assert ended
     assert all(

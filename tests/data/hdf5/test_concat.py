@@ -507,7 +507,7 @@ def test_killed_half_way_it_leaves_the_old_file(python, tmp_path):
         concat.copy_into = lambda *args: os._exit(9)
         h5concat(sys.argv[1], sys.argv[2:], 1, virtual=False)
     """
-    done = subprocess.run([python, "-c", program, tmp_path / "all.h5", *paths], timeout=60)
+    done = subprocess.run([python, "-c", program, tmp_path / "all.h5", *paths], timeout=300)
     assert done.returncode == 9
     assert read(tmp_path / "all.h5").shape == (1, 1, 1)
 

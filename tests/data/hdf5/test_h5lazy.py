@@ -340,7 +340,7 @@ def test_reads_in_forked_processes(tmp_path):
         children = [context.Process(target=child, args=(queue,)) for _ in range(4)]
         for process in children:
             process.start()
-        assert [queue.get(timeout=20) for _ in children] == [True] * 4
+        assert [queue.get(timeout=300) for _ in children] == [True] * 4
         for process in children:
             process.join(20)
             assert process.exitcode == 0

@@ -603,7 +603,7 @@ def test_file_open_for_writing_elsewhere(python, tmp_path):
         program = "import sys; from fluxutils_py.data import h5mmap; x = h5mmap(sys.argv[1], 'x'); print(type(x).__name__)"
         done = subprocess.run(
             [sys.executable, "-c", program, path],
-            env=os.environ | {"HDF5_USE_FILE_LOCKING": "FALSE"}, capture_output=True, text=True, timeout=60,
+            env=os.environ | {"HDF5_USE_FILE_LOCKING": "FALSE"}, capture_output=True, text=True, timeout=300,
         )  # fmt: skip
         assert (done.stdout, done.stderr) == ("H5Map\n", "")
     assert_map(h5mmap(path, "x"), numbers())
@@ -636,10 +636,10 @@ def test_a_lazy_array_keeps_writers_out_until_it_is_closed(tmp_path):
     with h5mmap(path, "x") as x:
         assert np.array_equal(x[...], numbers().transpose(2, 1, 0))
         assert (
-            subprocess.run(run, capture_output=True, text=True, timeout=60).stdout == "refused 11\n"
+            subprocess.run(run, capture_output=True, text=True, timeout=300).stdout == "refused 11\n"
         )
     assert x.closed
-    assert subprocess.run(run, capture_output=True, text=True, timeout=60).stdout == ""
+    assert subprocess.run(run, capture_output=True, text=True, timeout=300).stdout == ""
     with pytest.raises(H5DataError) as caught:
         x[0]
     assert str(caught.value) == f"{path}: dataset 'x' was closed; open it again with h5mmap"

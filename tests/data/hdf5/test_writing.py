@@ -202,7 +202,7 @@ def test_a_reader_survives_overwriting(python, tmp_path):
             [python, "-c", program, tmp_path / "a.h5", how],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
         )
         codes[how] = done.returncode, done.stdout
     assert codes == {"h5save": (0, f"{8 * 64 * 512.0}\n"), "h5py": (-7, "")}

@@ -109,7 +109,7 @@ def kill(folder, n, process, rng, until):
     for rank in rng.permutation(n):
         os.kill(int((folder / f"process-{rank}").read_text()), signal.SIGKILL)
     try:
-        assert process.wait(timeout=30) != 0
+        assert process.wait(timeout=300) != 0
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
