@@ -20,6 +20,7 @@ FOLDERS = [
         "bobbin",
         "praytools",
         "training",
+        "frames",
         "inputs",
         "exporting",
     ),

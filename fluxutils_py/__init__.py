@@ -27,7 +27,7 @@ from fluxutils_py.estimator import (
     stream,
 )
 from fluxutils_py.explaining import SequencePredictionDisplay, explain
-from fluxutils_py.inputs.frame_series import from_frame
+from fluxutils_py.frames import from_frame
 from fluxutils_py.nn.losses import seqloss
 from fluxutils_py.nn.ops import bmm
 from fluxutils_py.nn.parameters import namedparams, notrack, weights

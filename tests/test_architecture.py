@@ -46,6 +46,7 @@ FLOORS = [
     "bobbin",
     "praytools",
     "training",
+    "frames",
     "inputs",
     "exporting",
     "sklearn_callbacks",

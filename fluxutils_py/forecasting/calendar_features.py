@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from fluxutils_py.errors import DataError, warn
-from fluxutils_py.inputs.frames import to_local
-from fluxutils_py.inputs.frequency import DAY, Frequency
-from fluxutils_py.inputs.panel import Panel
+from fluxutils_py.frames.frames import to_local
+from fluxutils_py.frames.frequency import DAY, Frequency
+from fluxutils_py.frames.panel import Panel
 
 PREFIX = "calendar_"
 WAVES: dict[str, Callable[[np.ndarray], np.ndarray]] = {"sin": np.sin, "cos": np.cos}

@@ -12,7 +12,7 @@ from fluxutils_py.data.filling import last_positions
 from fluxutils_py.errors import DataError, warn
 from fluxutils_py.forecasting.calendar_features import calendar_channel
 from fluxutils_py.forecasting.panel_windows import Channels
-from fluxutils_py.inputs.panel import Columns, Panel
+from fluxutils_py.frames.panel import Columns, Panel
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from fluxutils_py.forecasting.history import forecasts_along, start_history
 from fluxutils_py.forecasting.model_fitting import fit_panel
 from fluxutils_py.forecasting.outputs import forecast_values, key_columns
 from fluxutils_py.forecasting.panel_windows import PackedSeries
-from fluxutils_py.inputs.frames import Frame, make_frame, require, with_arrow_types
-from fluxutils_py.inputs.panel import Panel
+from fluxutils_py.frames.frames import Frame, make_frame, require, with_arrow_types
+from fluxutils_py.frames.panel import Panel
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.validation import check_integer
 

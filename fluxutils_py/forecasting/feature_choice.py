@@ -11,8 +11,8 @@ import numpy as np
 from fluxutils_py.errors import DataError, SpecError, warn
 from fluxutils_py.forecasting.features import LARGEST, Features, rolling_mean
 from fluxutils_py.forecasting.panel_windows import ArraySource, PackedSeries
-from fluxutils_py.inputs.frequency import DAY, Frequency
-from fluxutils_py.inputs.panel import Panel, series_name
+from fluxutils_py.frames.frequency import DAY, Frequency
+from fluxutils_py.frames.panel import Panel, series_name
 
 # of a sample, and of a block of an array that is read for its smallest value
 N_SERIES = 256

@@ -14,8 +14,8 @@ from fluxutils_py.data.lazy import select
 from fluxutils_py.errors import DataError, ShapeError, warn
 from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster
 from fluxutils_py.forecasting.panel_windows import ArrayFNT, ArraySource, PackedSeries
-from fluxutils_py.inputs.frames import Frame, is_frame
-from fluxutils_py.inputs.panel import Panel
+from fluxutils_py.frames.frames import Frame, is_frame
+from fluxutils_py.frames.panel import Panel
 from fluxutils_py.validation import check_integer, check_positive
 
 WEIGHT = "sample_weight of fit"  # name of the weights among the values of a panel

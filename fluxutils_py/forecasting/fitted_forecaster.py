@@ -27,7 +27,7 @@ from fluxutils_py.forecasting.panel_windows import (
     PackedSeries,
     PanelWindows,
 )
-from fluxutils_py.inputs.panel import Columns, Panel, series_name
+from fluxutils_py.frames.panel import Columns, Panel, series_name
 
 LITTLE = 0.1  # weight of the networks in a forecast that others make
 

@@ -15,8 +15,8 @@ from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster
 from fluxutils_py.forecasting.forecaster import Forecaster
 from fluxutils_py.forecasting.history import History
 from fluxutils_py.forecasting.outputs import forecast_values, future_covariates
-from fluxutils_py.inputs.frames import Frame, require
-from fluxutils_py.inputs.panel import read_steps, series_numbers
+from fluxutils_py.frames.frames import Frame, require
+from fluxutils_py.frames.panel import read_steps, series_numbers
 
 Line = tuple[np.ndarray, np.ndarray]  # times and values, or lower and upper values
 

@@ -59,10 +59,10 @@ from fluxutils_py.forecasting.outputs import (
 )
 from fluxutils_py.forecasting.panel_windows import ArrayFNT, Channels
 from fluxutils_py.forecasting.simulation import simulate_frame
+from fluxutils_py.frames.frames import is_frame
+from fluxutils_py.frames.frequency import Frequency
+from fluxutils_py.frames.panel import Panel, panel_of, read_panel
 from fluxutils_py.inputs import as_series
-from fluxutils_py.inputs.frames import is_frame
-from fluxutils_py.inputs.frequency import Frequency
-from fluxutils_py.inputs.panel import Panel, panel_of, read_panel
 from fluxutils_py.nn.precision import undisturbed
 from fluxutils_py.parallel import RankGroup, get_communicator
 from fluxutils_py.sklearn_callbacks import begin_fit, nothing, run_with_callbacks

@@ -16,7 +16,7 @@ from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster
 from fluxutils_py.forecasting.forecast_step import ForecastStep
 from fluxutils_py.forecasting.history import forecasts_along
 from fluxutils_py.forecasting.panel_windows import ArrayFNT, PanelWindows
-from fluxutils_py.inputs.panel import Panel, panel_of, series_name
+from fluxutils_py.frames.panel import Panel, panel_of, series_name
 from fluxutils_py.parallel import get_communicator
 from fluxutils_py.versions import installed_version
 

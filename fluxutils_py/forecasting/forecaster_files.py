@@ -27,9 +27,9 @@ from fluxutils_py.forecasting.history import History
 from fluxutils_py.forecasting.model_fitting import Fit, make_network
 from fluxutils_py.forecasting.network_size import size_of, with_size
 from fluxutils_py.forecasting.panel_windows import Channels
-from fluxutils_py.inputs.frames import require
-from fluxutils_py.inputs.frequency import Frequency
-from fluxutils_py.inputs.panel import Panel
+from fluxutils_py.frames.frames import require
+from fluxutils_py.frames.frequency import Frequency
+from fluxutils_py.frames.panel import Panel
 from fluxutils_py.training.plain_files import read_file, write_file
 
 KIND = "fluxutils_py forecaster"

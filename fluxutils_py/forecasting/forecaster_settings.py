@@ -15,7 +15,7 @@ from fluxutils_py.forecasting.baselines import BASELINES
 from fluxutils_py.forecasting.calendar_features import FIELDS
 from fluxutils_py.forecasting.direct_model import LOSSES
 from fluxutils_py.forecasting.features import TRANSFORMS
-from fluxutils_py.inputs.panel import Columns
+from fluxutils_py.frames.panel import Columns
 from fluxutils_py.sklearn_callbacks import CallbackSupport
 from fluxutils_py.validation import check_integer, check_positive
 

@@ -13,8 +13,8 @@ from fluxutils_py.errors import DataError, SpecError, warn
 from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster
 from fluxutils_py.forecasting.history import History, forecasts_along, start_history
 from fluxutils_py.forecasting.outputs import key_columns, require_panel
-from fluxutils_py.inputs.frames import Frame, make_frame, require
-from fluxutils_py.inputs.panel import Panel
+from fluxutils_py.frames.frames import Frame, make_frame, require
+from fluxutils_py.frames.panel import Panel
 from fluxutils_py.validation import require_package
 
 METHODS = ("mint", "bottom_up")

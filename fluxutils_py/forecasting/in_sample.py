@@ -14,7 +14,7 @@ from fluxutils_py.forecasting.cross_validation import (
 )
 from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster
 from fluxutils_py.forecasting.history import forecasts_along
-from fluxutils_py.inputs.panel import Panel
+from fluxutils_py.frames.panel import Panel
 
 
 def in_sample_frame(fitted: FittedForecaster, panel: Panel, step_size: int) -> Any:

@@ -78,8 +78,8 @@ from fluxutils_py.forecasting.panel_windows import (
     WindowArray,
 )
 from fluxutils_py.forecasting.segment_model import SegmentModel, segment_length
-from fluxutils_py.inputs.frequency import Frequency
-from fluxutils_py.inputs.panel import Panel, panel_of
+from fluxutils_py.frames.frequency import Frequency
+from fluxutils_py.frames.panel import Panel, panel_of
 from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.reporting.progress import say_stage

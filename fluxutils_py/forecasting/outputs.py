@@ -16,8 +16,8 @@ from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster, array_s
 from fluxutils_py.forecasting.forecaster_settings import sorted_quantiles
 from fluxutils_py.forecasting.history import History, Steps, forecasts
 from fluxutils_py.forecasting.panel_windows import ArrayFNT
-from fluxutils_py.inputs.frames import Frame, make_frame
-from fluxutils_py.inputs.panel import (
+from fluxutils_py.frames.frames import Frame, make_frame
+from fluxutils_py.frames.panel import (
     Panel,
     read_static,
     read_steps,

@@ -20,7 +20,7 @@ from fluxutils_py.forecasting.outputs import (
     require_panel,
 )
 from fluxutils_py.forecasting.panel_windows import PanelWindows
-from fluxutils_py.inputs.frames import make_frame
+from fluxutils_py.frames.frames import make_frame
 
 N_SERIES = 64  # past errors come from at most so many series,
 N_ORIGINS = 128  # and from so many last origins in each

@@ -7,7 +7,7 @@ import pytest
 from fluxutils_py.errors import DataError, SpecError
 from fluxutils_py.forecasting import Forecaster
 from fluxutils_py.forecasting.calendar_features import FIELDS, calendar_channel, usual_fields
-from fluxutils_py.inputs.panel import Columns, read_panel
+from fluxutils_py.frames.panel import Columns, read_panel
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*series have no more steps than a season")
 

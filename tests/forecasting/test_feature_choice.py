@@ -17,7 +17,7 @@ from fluxutils_py.forecasting.feature_choice import (
     usual_season,
 )
 from fluxutils_py.forecasting.panel_windows import ArraySource, PackedSeries
-from fluxutils_py.inputs.frequency import parse_frequency
+from fluxutils_py.frames.frequency import parse_frequency
 
 
 @pytest.mark.parametrize(

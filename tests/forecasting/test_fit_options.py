@@ -14,7 +14,7 @@ from fluxutils_py.forecasting import Forecaster, model_fitting
 from fluxutils_py.forecasting.direct_model import ForecastLoss
 from fluxutils_py.forecasting.fit_options import WEIGHT, FitOptions, target_weights
 from fluxutils_py.forecasting.panel_windows import WindowArray
-from fluxutils_py.inputs.panel import Columns, read_panel
+from fluxutils_py.frames.panel import Columns, read_panel
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*series have no more steps than a season")
 H = 4

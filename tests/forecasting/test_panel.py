@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from fluxutils_py.errors import DataError
-from fluxutils_py.inputs.panel import Columns, read_panel
+from fluxutils_py.frames.panel import Columns, read_panel
 
 
 def split(panel, name="y"):

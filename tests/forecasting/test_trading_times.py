@@ -8,7 +8,7 @@ import pytest
 from fluxutils_py.errors import DataError
 from fluxutils_py.forecasting import Forecaster
 from fluxutils_py.forecasting.feature_choice import usual_season
-from fluxutils_py.inputs.panel import Columns, read_panel
+from fluxutils_py.frames.panel import Columns, read_panel
 
 N = 60
 HOLIDAYS = ["2024-03-29", "2024-04-01"]

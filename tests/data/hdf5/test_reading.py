@@ -636,7 +636,8 @@ def test_a_lazy_array_keeps_writers_out_until_it_is_closed(tmp_path):
     with h5mmap(path, "x") as x:
         assert np.array_equal(x[...], numbers().transpose(2, 1, 0))
         assert (
-            subprocess.run(run, capture_output=True, text=True, timeout=300).stdout == "refused 11\n"
+            subprocess.run(run, capture_output=True, text=True, timeout=300).stdout
+            == "refused 11\n"
         )
     assert x.closed
     assert subprocess.run(run, capture_output=True, text=True, timeout=300).stdout == ""

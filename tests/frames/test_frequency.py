@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from fluxutils_py import from_frame
-from fluxutils_py.inputs.frequency import DAY, Frequency, infer_frequency, parse_frequency
+from fluxutils_py.frames.frequency import DAY, Frequency, infer_frequency, parse_frequency
 
 ALIASES = [
     "h",

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from fluxutils_py.errors import DataError, SpecError, warn
-from fluxutils_py.inputs.frames import Frame, TimeColumn, to_absolute, to_local
-from fluxutils_py.inputs.frequency import (
+from fluxutils_py.frames.frames import Frame, TimeColumn, to_absolute, to_local
+from fluxutils_py.frames.frequency import (
     Frequency,
     first_times,
     grid_frequency,

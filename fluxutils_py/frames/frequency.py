@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fluxutils_py.errors import DataError
-from fluxutils_py.inputs.frames import require
+from fluxutils_py.frames.frames import require
 
 POLARS = re.compile(r"(\d*)(ns|us|ms|s|m|h|d|w|mo|q|y)")
 # aliases of polars to those of pandas

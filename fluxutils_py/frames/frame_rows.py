@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from fluxutils_py.errors import DataError, SpecError
-from fluxutils_py.inputs.frames import Frame, TimeColumn, to_local
-from fluxutils_py.inputs.frequency import Frequency
-from fluxutils_py.inputs.panel import (
+from fluxutils_py.frames.frames import Frame, TimeColumn, to_local
+from fluxutils_py.frames.frequency import Frequency
+from fluxutils_py.frames.panel import (
     Panel,
     grid_steps,
     read_frequency,

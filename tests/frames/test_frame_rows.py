@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from fluxutils_py.errors import DataError, SpecError
-from fluxutils_py.inputs.frame_rows import FrameRows, Roles, count_within, scan_series
+from fluxutils_py.frames.frame_rows import FrameRows, Roles, count_within, scan_series
 
 
 def test_rows_are_counted_within_their_series():

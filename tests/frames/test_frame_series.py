@@ -12,7 +12,7 @@ import pytest
 
 from fluxutils_py import SequenceClassifier, SequenceRegressor, from_frame
 from fluxutils_py.errors import DataError, ShapeError, SpecError
-from fluxutils_py.inputs import frame_rows
+from fluxutils_py.frames import frame_rows
 
 
 def long_frame(lengths=(7, 4, 11), gaps=(), seed=0):

@@ -6,7 +6,7 @@ import pandas as pd
 import polars as pl
 import pytest
 
-from fluxutils_py.inputs.frames import (
+from fluxutils_py.frames.frames import (
     Frame,
     is_frame,
     make_frame,

@@ -15,9 +15,9 @@ from fluxutils_py.data import h5mmap
 from fluxutils_py.data.hdf5.feature_names import write_names
 from fluxutils_py.data.hdf5.writing import allocate, new_file, take_room
 from fluxutils_py.errors import DataError, ShapeError
-from fluxutils_py.inputs.frame_rows import FrameRows, Roles, scan_series
-from fluxutils_py.inputs.frames import Frame, as_target, make_frame
-from fluxutils_py.inputs.panel import Panel, warn_empty_steps
+from fluxutils_py.frames.frame_rows import FrameRows, Roles, scan_series
+from fluxutils_py.frames.frames import Frame, as_target, make_frame
+from fluxutils_py.frames.panel import Panel, warn_empty_steps
 
 FILL_BYTES = 32 << 20
 
