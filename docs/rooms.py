@@ -23,6 +23,7 @@ FOLDERS = [
         "frames",
         "inputs",
         "exporting",
+        "steps",
     ),
     *("reporting", "parallel", "nn", "data", "data/hdf5", ""),
 ]

@@ -49,6 +49,7 @@ FLOORS = [
     "frames",
     "inputs",
     "exporting",
+    "steps",
     "sklearn_callbacks",
     "reporting",
     "parallel",

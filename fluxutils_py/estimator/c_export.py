@@ -20,7 +20,7 @@ from fluxutils_py.inputs.moments import Affine
 from fluxutils_py.nn.copying import deep_copy
 from fluxutils_py.nn.layers import Elementwise
 from fluxutils_py.nn.model_windows import as_tuple
-from fluxutils_py.nn.step_program import StepProgram, UnsupportedStep, program_of
+from fluxutils_py.steps.step_program import StepProgram, UnsupportedStep, program_of
 from fluxutils_py.transformers.imputer import Fill, ForwardFill
 from fluxutils_py.transformers.winsor_scaler import Winsorize
 

@@ -1,7 +1,7 @@
 """What surrounds a model in one step of a pipeline: scalers of its inputs, and the form of its
 outputs.
 
-With the :class:`fluxutils_py.nn.step_program.StepProgram` of the model, this is all that a step
+With the :class:`fluxutils_py.steps.step_program.StepProgram` of the model, this is all that a step
 computes, for a native call and for a file alike.
 """
 
@@ -14,7 +14,7 @@ from sklearn.preprocessing import StandardScaler
 
 from fluxutils_py.inputs.moments import Standardize
 from fluxutils_py.inputs.target_codec import TargetCodec
-from fluxutils_py.nn.native_step import OutputForm, Scaler
+from fluxutils_py.steps.native_step import OutputForm, Scaler
 from fluxutils_py.transformers.imputer import FillBlock
 from fluxutils_py.transformers.winsor_scaler import WinsorizeBlock
 

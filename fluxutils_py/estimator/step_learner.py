@@ -22,13 +22,13 @@ from fluxutils_py.estimator.spec import read_spec
 from fluxutils_py.nn.copying import deep_copy
 from fluxutils_py.nn.losses import Loss, SeqLoss, as_loss, takes_weights
 from fluxutils_py.nn.native import TYPES
-from fluxutils_py.nn.native_learning import NativeLearning, Target, lay_out_memory
 from fluxutils_py.nn.parameters import Freeze, freeze_parameters
 from fluxutils_py.nn.ready_made import is_closed_form
 from fluxutils_py.nn.recurrent import State
 from fluxutils_py.nn.sensitivities import truncated_layers
 from fluxutils_py.nn.states import recurrent_layers, reset, restore
-from fluxutils_py.nn.step_program import StepProgram
+from fluxutils_py.steps.native_learning import NativeLearning, Target, lay_out_memory
+from fluxutils_py.steps.step_program import StepProgram
 from fluxutils_py.training.gradient_step import not_finite
 from fluxutils_py.training.minibatch import Minibatch
 from fluxutils_py.training.tensors import to_tensor

@@ -24,11 +24,11 @@ from fluxutils_py.inputs.single_steps import read_step, series_indices
 from fluxutils_py.inputs.target_codec import Transform
 from fluxutils_py.nn.closed_form_model import takes_gaps
 from fluxutils_py.nn.native import TYPES
-from fluxutils_py.nn.native_step import NativeStep, Scaler
 from fluxutils_py.nn.parameters import Freeze
 from fluxutils_py.nn.precision import undisturbed
-from fluxutils_py.nn.session import InferenceSession
 from fluxutils_py.nn.states import have_begun, read_states, snapshot
+from fluxutils_py.steps.native_step import NativeStep, Scaler
+from fluxutils_py.steps.session import InferenceSession
 from fluxutils_py.training.tensors import to_tensor
 from fluxutils_py.validation import check_integer
 

@@ -14,7 +14,7 @@ from fluxutils_py.explaining.explanation import Explanation
 from fluxutils_py.explaining.path_gradients import MOST_ROWS, Ends, PathGradients, PathIntegral
 from fluxutils_py.inputs.target_codec import TargetCodec
 from fluxutils_py.nn.precision import undisturbed
-from fluxutils_py.nn.session import InferenceSession
+from fluxutils_py.steps.session import InferenceSession
 from fluxutils_py.validation import check_integer
 
 TOLERANCE = 1e-4  # of completeness

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from fluxutils_py.nn.native import State
-from fluxutils_py.nn.session import InferenceSession
 from fluxutils_py.nn.states import recurrent_layers, reset, restore
+from fluxutils_py.steps.session import InferenceSession
 
 Tensors = tuple[Tensor, ...]
 

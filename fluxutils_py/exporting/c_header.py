@@ -24,7 +24,7 @@ from fluxutils_py.exporting.c_source import (
     table,
 )
 from fluxutils_py.exporting.rounded_weights import quantized
-from fluxutils_py.nn.step_program import (
+from fluxutils_py.steps.step_program import (
     Activation,
     CellStep,
     Dense,

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fluxutils_py.nn.activations import psigmoid, ptanh
 from fluxutils_py.nn.causal_kernels import TAPS, TRIPLES
-from fluxutils_py.nn.step_program import (
+from fluxutils_py.steps.step_program import (
     Activation,
     CellStep,
     Dense,

@@ -36,7 +36,7 @@ from fluxutils_py.forecasting.panel_windows import (
     PanelWindows,
 )
 from fluxutils_py.frames.panel import Panel, panel_of, series_name, series_numbers
-from fluxutils_py.nn.session import InferenceSession
+from fluxutils_py.steps.session import InferenceSession
 from fluxutils_py.validation import check_integer
 
 

@@ -15,8 +15,8 @@ from fluxutils_py.data.segments import Segments
 from fluxutils_py.forecasting.features import Past
 from fluxutils_py.forecasting.panel_windows import PackedSeries, PanelWindows, WindowArray
 from fluxutils_py.frames.panel import Panel
-from fluxutils_py.nn.session import InferenceSession
 from fluxutils_py.nn.states import batch_dims, recurrent_layers
+from fluxutils_py.steps.session import InferenceSession
 from fluxutils_py.training.predictor import Predictor
 
 BLOCK = 1024  # number of series to forecast at a time

@@ -31,7 +31,7 @@ from fluxutils_py import (
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.estimator.sequence_estimators import CELLS
 from fluxutils_py.nn import GRU, LSTM, Recur, kernels, native_kernels
-from fluxutils_py.nn.session import InferenceSession
+from fluxutils_py.steps.session import InferenceSession
 from tests.plain_networks import plain_classifier, plain_regressor
 
 F, N, T, G = 3, 37, 23, 2

@@ -8,7 +8,7 @@ from torch import nn
 
 from fluxutils_py.explaining.path_gradients import MOST_ROWS, Ends, PathGradients
 from fluxutils_py.nn import GRU
-from fluxutils_py.nn.session import InferenceSession
+from fluxutils_py.steps.session import InferenceSession
 
 T, F = 50, 3
 X = torch.tensor(np.random.default_rng(0).normal(size=(T, 1, F)))

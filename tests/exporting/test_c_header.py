@@ -13,7 +13,7 @@ from torch import nn
 from fluxutils_py.exporting.c_header import CHeader, Description, Transform, _Room
 from fluxutils_py.exporting.rounded_weights import run_program
 from fluxutils_py.nn import FLSTM, GRU, HFGRU, LRU, LSTM, MinLSTM, SequenceStack
-from fluxutils_py.nn.step_program import CellStep, Sum, program_of
+from fluxutils_py.steps.step_program import CellStep, Sum, program_of
 from tests.exporting.c_programs import run_steps
 
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from fluxutils_py.errors import ExportError
 from fluxutils_py.exporting.steps import ContextWindow
-from fluxutils_py.nn.session import InferenceSession
+from fluxutils_py.steps.session import InferenceSession
 
 X = [torch.randn(5, 2, 3)]
 

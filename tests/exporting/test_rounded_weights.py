@@ -25,7 +25,7 @@ from fluxutils_py.nn import (
 )
 from fluxutils_py.nn.activations import psigmoid, ptanh
 from fluxutils_py.nn.layers import Elementwise
-from fluxutils_py.nn.step_program import program_of
+from fluxutils_py.steps.step_program import program_of
 
 
 def exact(layer):

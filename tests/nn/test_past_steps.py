@@ -19,11 +19,11 @@ from fluxutils_py.nn import (
     native_kernels,
 )
 from fluxutils_py.nn.closed_form_model import ClosedFormModel, InputScale, kernel_model, lag_model
-from fluxutils_py.nn.native_step import Scaler
 from fluxutils_py.nn.ready_made import LinearPlusNetwork, MeanModel
 from fluxutils_py.nn.recurrent import LSTM
-from fluxutils_py.nn.session import InferenceSession
-from fluxutils_py.nn.step_program import program_of, step_program
+from fluxutils_py.steps.native_step import Scaler
+from fluxutils_py.steps.session import InferenceSession
+from fluxutils_py.steps.step_program import program_of, step_program
 
 F = 3
 S = 41

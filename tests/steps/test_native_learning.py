@@ -11,7 +11,7 @@ from torch import nn
 
 from fluxutils_py import Estimator, EstimatorClassifier, SequenceRegressor, Spec
 from fluxutils_py.nn import LRU, MinGRU, MinLSTM, SequenceStack, kernels, native_kernels
-from fluxutils_py.nn.native_learning import NativeLearning, Target
+from fluxutils_py.steps.native_learning import NativeLearning, Target
 
 F, N, T = 2, 3, 30
 ADAM = partial(torch.optim.Adam, lr=0.01, eps=1e-3)

@@ -1,8 +1,8 @@
 """Describe one step of a model as a list of operations on plain arrays.
 
 :func:`program_of` makes a :class:`StepProgram` of a model of stateful layers, linear layers and
-activations. Two consumers share it: :class:`fluxutils_py.nn.native_step.NativeStep` runs it in one
-call, and a C file holds it as source. Both use the functions of ``exporting/step.h``, for which the
+activations. Two consumers share it: :class:`fluxutils_py.steps.native_step.NativeStep` runs it in
+one call, and a C file holds it as source. Both use the functions of ``exporting/step.h``, for which
 weights are laid out here. What surrounds a model in an estimator, scalers of inputs and the units
 or labels of outputs, is in :mod:`fluxutils_py.estimator.step_chain`.
 """

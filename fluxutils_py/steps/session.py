@@ -16,7 +16,6 @@ from fluxutils_py.nn.model_windows import (
     run_window,
     window_mode,
 )
-from fluxutils_py.nn.native_step import NativeStep, OutputForm, Scaler
 from fluxutils_py.nn.precision import as_float32, autocast
 from fluxutils_py.nn.states import (
     assign_state,
@@ -27,7 +26,8 @@ from fluxutils_py.nn.states import (
     reset,
     states,
 )
-from fluxutils_py.nn.step_program import StepProgram
+from fluxutils_py.steps.native_step import NativeStep, OutputForm, Scaler
+from fluxutils_py.steps.step_program import StepProgram
 from fluxutils_py.tree import tree_map
 
 

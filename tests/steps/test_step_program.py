@@ -21,7 +21,7 @@ from fluxutils_py.nn import (
 )
 from fluxutils_py.nn.activations import psigmoid, ptanh
 from fluxutils_py.nn.layers import Elementwise, GaussianNoise, ffnn
-from fluxutils_py.nn.step_program import (
+from fluxutils_py.steps.step_program import (
     Activation,
     CellStep,
     Dense,
@@ -34,9 +34,8 @@ from fluxutils_py.nn.step_program import (
     program_of,
     step_program,
 )
-
-from . import every_layer
-from .every_layer import disturbed, hooked, with_head
+from tests.nn import every_layer
+from tests.nn.every_layer import disturbed, hooked, with_head
 
 
 def sigmoid(a):

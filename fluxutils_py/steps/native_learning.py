@@ -19,16 +19,16 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from fluxutils_py.nn import kernels
 from fluxutils_py.nn.kernels import VERSION, Library
 from fluxutils_py.nn.native import kernel_error
-from fluxutils_py.nn.native_step import (
+from fluxutils_py.nn.recurrent import Recur, Sensitivity
+from fluxutils_py.nn.states import recurrent_layers
+from fluxutils_py.steps.native_step import (
     NOT_FINITE,
     SHORT_CALL,
     NativeStep,
     PackedStep,
     is_watched,
 )
-from fluxutils_py.nn.recurrent import Recur, Sensitivity
-from fluxutils_py.nn.states import recurrent_layers
-from fluxutils_py.nn.step_program import (
+from fluxutils_py.steps.step_program import (
     Activation,
     CellStep,
     Dense,

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fluxutils_py.nn import GRU
-from fluxutils_py.nn.session import InferenceSession
+from fluxutils_py.steps.session import InferenceSession
 
 
 class Causal(nn.Module):

@@ -13,10 +13,9 @@ from fluxutils_py import states
 from fluxutils_py.nn import LSTM, Recur, kernels, native_kernels
 from fluxutils_py.nn.activations import psigmoid, ptanh
 from fluxutils_py.nn.layers import Elementwise
-from fluxutils_py.nn.native_step import MOST_PRODUCTS, NativeStep, OutputForm, Scaler
-from fluxutils_py.nn.session import InferenceSession
-
-from .every_layer import MODELS, F, hooked, with_head
+from fluxutils_py.steps.native_step import MOST_PRODUCTS, NativeStep, OutputForm, Scaler
+from fluxutils_py.steps.session import InferenceSession
+from tests.nn.every_layer import MODELS, F, hooked, with_head
 
 pytestmark = pytest.mark.skipif(kernels.library() is None, reason="the kernels are not in use")
 

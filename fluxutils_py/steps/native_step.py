@@ -18,7 +18,7 @@ from fluxutils_py.nn.native import kernel_error
 from fluxutils_py.nn.native_layers import PLAIN
 from fluxutils_py.nn.precision import undisturbed
 from fluxutils_py.nn.recurrent import Recur, State
-from fluxutils_py.nn.step_program import (
+from fluxutils_py.steps.step_program import (
     FUNCTIONS,
     Activation,
     CellStep,
@@ -114,7 +114,7 @@ class NativeStep:
     Parameters
     ----------
     model : nn.Module
-        In evaluation mode; see :func:`fluxutils_py.nn.step_program.program_of`.
+        In evaluation mode; see :func:`fluxutils_py.steps.step_program.program_of`.
     layers : sequence of Recur
         All that the model has.
     shape : (F, N)
@@ -123,7 +123,7 @@ class NativeStep:
     output : OutputForm
     program : callable, optional
         Returns the program of the model whose arrays are read where they are, because what learns
-        changes them; see :class:`fluxutils_py.nn.native_learning.NativeLearning`.
+        changes them; see :class:`fluxutils_py.steps.native_learning.NativeLearning`.
     """
 
     def __init__(
