@@ -17,7 +17,6 @@ from torch import nn
 from fluxutils_py import (
     Estimator,
     EstimatorClassifier,
-    SequenceFeatures,
     SequenceImputer,
     SequenceRegressor,
     SequenceScaler,
@@ -26,7 +25,6 @@ from fluxutils_py import (
     samples,
     states,
     stream,
-    timesteps,
 )
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.estimator.sequence_estimators import CELLS
@@ -536,36 +534,6 @@ def filling():
         SequenceImputer("ffill"), SequenceScaler(), plain_regressor(3, epochs=1, random_state=0)
     )
     return pipe.fit(x, np.nan_to_num(x[:1])), x
-
-
-@pytest.mark.parametrize("form", [lambda x: x, samples, lambda x: list(x.transpose(1, 0, 2))])
-def test_a_chunk_that_begins_in_a_gap_is_warned_of(filling, form):
-    pipe, x = filling
-    whole = pipe.predict(x)
-    for cut, differs in ((24, False), (28, True), (40, False)):
-        _, state = pipe.predict(x[:, :, :cut], return_state=True)
-        if differs:
-            with pytest.warns(UserWarning, match=r"stream\(pipeline"):
-                rest = pipe.predict(form(x[:, :, cut:]), state=state)
-        else:
-            rest = pipe.predict(form(x[:, :, cut:]), state=state)
-        if isinstance(rest, list):
-            rest = np.stack(rest, 1)
-        rest = rest.reshape(whole[:, :, cut:].shape)
-        assert np.allclose(rest, whole[:, :, cut:], atol=1e-6) != differs
-    pipe.predict(x[:, :, 28:])  # series that begin with a gap are no chunks
-    one = pipe.predict(timesteps(x[:, :1])[28:])  # a view of later steps sees those before
-    assert one.shape == (32, 1)
-
-
-def test_features_of_the_past_are_warned_of_after_any_cut():
-    x = np.random.default_rng(4).normal(size=(2, 3, 50))
-    pipe = make_pipeline(
-        SequenceFeatures(lags=(1, 2)), plain_regressor(3, epochs=1, random_state=0)
-    ).fit(x, x[:1])
-    _, state = pipe.predict(x[:, :, :20], return_state=True)
-    with pytest.warns(UserWarning, match="SequenceFeatures"):
-        pipe.predict(x[:, :, 20:], state=state)
 
 
 def test_a_stream_of_a_pipeline_is_warmed_up_by_its_history(filling):
