@@ -8,6 +8,7 @@ import pytest
 
 from fluxutils_py import from_frame
 from fluxutils_py.frames.frequency import DAY, Frequency, infer_frequency, parse_frequency
+from tests.versions import skip_before
 
 ALIASES = [
     "h",
@@ -36,6 +37,8 @@ def nanoseconds(times):
 
 @pytest.mark.parametrize("alias", ALIASES)
 def test_steps_are_those_of_date_ranges_over_leap_years(alias):
+    if alias == "BYE":
+        skip_before("pandas", "3.0", "business years beyond 2262")
     times = nanoseconds(
         pd.date_range("2019-01-31" if alias.endswith("E") else "2018-12-30", periods=70, freq=alias)
     )
