@@ -325,7 +325,7 @@ def stages(path: str, root: Path = ROOT) -> list[tuple[list[str], float]]:
     ]
 
 
-def run(tests: list[str], folder: Path, seconds: float, log: Path) -> str | None:
+def run(tests: list[str], folder: Path, seconds: float, log: Path, marks: str = "") -> str | None:
     """Run tests of a folder until one fails, and name that one; None if all pass."""
     # of a process that has imported the libraries, which takes longer than most of the tests
     child = os.fork()
@@ -341,7 +341,9 @@ def run(tests: list[str], folder: Path, seconds: float, log: Path) -> str | None
             os.dup2(output, 2)
             import pytest
 
-            code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--tb=short", "-rfE", *tests])
+            code = pytest.main(
+                [*["-x", "-q", "-p", "no:cacheprovider", "--tb=short", "-rfE", "-m"], marks, *tests]
+            )
             sys.stdout.flush()
             os._exit(int(code))
         finally:
@@ -388,11 +390,15 @@ def main() -> int:
         default=3,
         help="1: near tests alone; 2: and those of the floor; 3: and all",
     )
+    parser.add_argument(
+        "--first-tier", action="store_true", help="of the tests, only those that pytest alone runs"
+    )
     parser.add_argument("--list", action="store_true", help="show what is drawn, and run nothing")
     arguments = parser.parse_args()
     drawn = list(enumerate(draw(arguments.seed, arguments.number), 1))
     drawn = [d for d in drawn if arguments.only is None or d[0] in arguments.only]
     survivors, failed = [], set()
+    marks = "not slow" if arguments.first_tier else ""
     if not arguments.list:
         prepare()
     with tempfile.TemporaryDirectory() as temporary:
@@ -415,7 +421,7 @@ def main() -> int:
                 if arguments.tests
                 else stages(path)[: arguments.stages]
             ):
-                if by := run(tests, copy, seconds, Path(temporary) / "log"):
+                if by := run(tests, copy, seconds, Path(temporary) / "log", marks):
                     break
             write(copy / path, source, second=2 * number + 1)
             failed |= {by} if by and "::" in by else set()
