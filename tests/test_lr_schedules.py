@@ -33,7 +33,6 @@ def rates_of(schedule, n, run, lr=0.8):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize(("cycles", "low", "warm_up"), [(1, 0.0, 0), (3, 0.1, 0), (2, 0.05, 7)])
 def test_a_cosine_of_cycles_knows_the_length_of_the_run(cycles, low, warm_up):
     expected = [gomlx_rate(step, 100, cycles, low, 0.8, warm_up) for step in range(100)]

@@ -32,7 +32,6 @@ def client(python, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs_without_an_error(path, client, tmp_path):
     notebook = nbformat.read(path, as_version=4)

@@ -253,7 +253,6 @@ def model():
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("how", ["factory", "partial", "instance", "set_params"])
 def test_an_estimator_learns_with_it_as_with_adamw(how, tmp_path):
     m = model()

@@ -194,7 +194,6 @@ def test_scoring_monitor_has_the_score_of_each_epoch(data):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize(
     ("search", "n_jobs"), [(GridSearchCV, 1), (GridSearchCV, 2), (HalvingGridSearchCV, 1)]
 )

@@ -47,7 +47,6 @@ def test_all_values_together_are_kept(sizes, n_together, conftest):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize(
     ("arguments", "n_tests"),
     [

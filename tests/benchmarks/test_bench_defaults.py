@@ -123,7 +123,6 @@ def test_a_forecast_is_trained_before_and_judged_behind_the_cut(real_data, folde
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize(("name", "hours"), [("etth1_6", 6), ("etth1_24", 24)])
 def test_months_of_the_transformer(real_data, tmp_path, name, hours):
     n_hours = 20 * 720 + 50

@@ -63,7 +63,6 @@ def evaluation(n_in):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("n_jobs", [None, 2])
 @pytest.mark.parametrize(
     "spec", [Spec(2, 3, 4, shuffle=True), Spec(2, 3, 4, overlap=3, accumulate=2, burn_in=1)]

@@ -35,7 +35,6 @@ def digest(x, rows=WHOLE):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("block", [20, 1 << 20])
 def test_each_value_matters_and_so_does_its_place(monkeypatch, block):
     monkeypatch.setattr("fluxutils_py.data.blocks.BLOCK", block)

@@ -113,7 +113,6 @@ def test_a_first_part_of_many_is_learnt_by_a_network():
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize(
     "setting",
     [{"hidden_size": 4}, {"epochs": 2}, {"max_updates": 60}, {"lr": 0.1}, {"dropout": 0.1},
@@ -226,7 +225,6 @@ def test_units_of_inputs_do_not_matter(cell):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("cell", ["lstm", "linear+lstm", "linear"])
 def test_a_step_without_input_counts_as_the_mean(cell):
     x, y, _ = sums()
@@ -448,7 +446,6 @@ def test_verbose_says_what_was_chosen(capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("dtype", ["int8", "uint16", "int64", "uint64", "bool"])
 @pytest.mark.parametrize("make", [SequenceClassifier, SequenceRegressor])
 def test_integers_are_as_floats_for_one_target_per_series(make, dtype):

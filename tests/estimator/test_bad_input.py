@@ -1031,7 +1031,6 @@ def test_validation_lengths_are_refused_beside_lengths_wherever_its_series_end(e
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("weights", [[1, 2, 1, 2, 1], [1] * N, [0, 7, 9, 12, 3], LENGTHS * 1.0])
 def test_whole_numbers_may_be_weights(weights):
     x = padded(X, 0)

@@ -29,7 +29,6 @@ def quantile(errors, level):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("interval", [None, 0.8])
 def test_predictions_do_not_change(interval):
     x, y = data(3)
@@ -118,7 +117,6 @@ def test_steps_without_weight_do_not_count():
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("view", [samples, timesteps])
 def test_views_come_back_in_their_form(view):
     x, y = data(3)

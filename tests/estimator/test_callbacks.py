@@ -252,7 +252,6 @@ def test_hooks_have_names(hook, name):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError, SystemExit])
 @pytest.mark.parametrize("step", [1, 5, 13, 16])
 @pytest.mark.parametrize("accumulate", [1, 3])
@@ -374,7 +373,6 @@ class Rates:
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("every", ["epoch", "step"])
 def test_a_schedule_equals_that_of_a_plain_loop(name, every):
@@ -432,7 +430,6 @@ def test_burn_in_windows_are_no_steps_of_the_schedule():
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("validation", [False, True])
 def test_plateau_watches_the_validation_loss(validation):
     plateau = partial(lr_scheduler.ReduceLROnPlateau, factor=0.5, patience=0, threshold=0.05)

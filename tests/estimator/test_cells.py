@@ -33,7 +33,6 @@ def test_names_of_cells():
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("cell", OWN)
 def test_fit_is_a_hand_written_loop_over_the_steps_of_the_cell(cell):
     """Windows through the layer, against the cell's formula step by step under autograd."""
@@ -63,7 +62,6 @@ def test_fit_is_a_hand_written_loop_over_the_steps_of_the_cell(cell):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("cell", [*OWN, *WITHOUT_RECURRENCE])
 def test_ready_made_estimators_learn_save_and_predict_in_parts(cell, tmp_path):
     est = plain_regressor(

@@ -352,7 +352,6 @@ def test_a_view_gives_what_its_matrix_gives_and_stays_unread(name, x, y, watch):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("name", PARALLEL)
 def test_two_processes_give_what_one_gives(name, x, y):
     views, _ = case(TOOLS[name], x, y)
@@ -412,7 +411,6 @@ FACES = {
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("face", FACES)
 @pytest.mark.parametrize("dispatch", [False, True])
 def test_grid_search_scores_are_those_of_folds_cut_by_hand(face, dispatch, x, y, watch):
@@ -429,7 +427,6 @@ def test_grid_search_scores_are_those_of_folds_cut_by_hand(face, dispatch, x, y,
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("cv", [KFold(3), FOLDS], ids=["in order", "shuffled"])
 def test_predictions_for_samples_are_those_of_folds_cut_by_hand(cv, x, y, watch):
     est = plain_regressor(**SMALL)
@@ -440,7 +437,6 @@ def test_predictions_for_samples_are_those_of_folds_cut_by_hand(cv, x, y, watch)
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("context", [0, 2, 100])
 def test_predictions_for_time_steps_are_those_of_folds_cut_by_hand(context, x, y, watch):
     est = plain_regressor(**SMALL)

@@ -265,7 +265,6 @@ class TestUnscaled:
         assert remedy in said
 
     @pytest.mark.slow
-    @pytest.mark.few
     @pytest.mark.parametrize("scale", [1e4, 1e-4])
     @pytest.mark.parametrize(
         "form", ["array", "list", "samples", "timesteps", "series", "several", "matrix"]
@@ -541,7 +540,6 @@ KEEP = {
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("name", KEEP)
 def test_meta_estimators_that_keep_a_view_train_on_its_steps(name):
     tool, parts = KEEP[name]

@@ -54,7 +54,6 @@ def by_hand(model, batchsize, seqsize):
     return np.average(losses, weights=steps), torch.stack(gradients).mean(0)
 
 
-@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize(("batchsize", "seqsize"), [(8, 10), (64, 43)])
 def test_loss_and_gradient_are_those_of_a_loop_by_hand(batchsize, seqsize):

@@ -25,7 +25,6 @@ def delayed(n_series, n_steps, seed=0):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("estimator", [Estimator, EstimatorRegressor, SequenceRegressor])
 @pytest.mark.parametrize("shape", [(1, 200), (2, 100)])
 def test_every_estimator_as_it_stands_learns_to_remember(estimator, shape):
@@ -93,7 +92,6 @@ def test_steps_to_burn_in_do_not_count_as_memory():
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize(
     ("setting", "folds"), [("auto", 3), (True, 32), (False, 1), (np.True_, 32)]
 )
@@ -123,7 +121,6 @@ def test_anything_else_is_an_error(setting):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("how", ["line", "bar"])
 def test_whoever_watches_is_told_how_many(how, capsys):
     x, y = delayed(1, 97)

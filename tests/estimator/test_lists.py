@@ -52,7 +52,6 @@ def targets(x):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("n_jobs", [None, 2])
 def test_a_list_is_the_padded_array_with_lengths(x, n_jobs):
     y = targets(x)
@@ -170,7 +169,6 @@ def test_one_series(x):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("kind", ["memory", "npy"])
 def test_a_pipeline_of_scaler_and_estimator(x, kind, tmp_path):
     given = x

@@ -56,7 +56,6 @@ def by_hand(x, y, precision, opt, epochs=2):
     return net
 
 
-@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("precision", LOW)
 def test_a_fit_is_the_loop_of_torch_with_autocast(precision):

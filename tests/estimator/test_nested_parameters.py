@@ -553,7 +553,6 @@ def sent_by_value():
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.usefixtures("sent_by_value", "forked_workers")
 @pytest.mark.parametrize("kind", ["dict", "namedtuple", "frozen dataclass", "plain object", "Spec"])
 def test_grids_search_inside_arguments_in_several_processes(kind):

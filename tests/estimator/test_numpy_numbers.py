@@ -36,7 +36,6 @@ def same(settings, kind, y, **others):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("cell", CELLS)
 def test_regressors_take_them(cell, tmp_path):
     settings = {

@@ -64,7 +64,6 @@ def fitted(request):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("at_start", [False, True])
 @pytest.mark.parametrize("form", ["array", "view", "file", "list", "lengths"])
 def test_each_series_has_the_answer_that_it_has_alone(fitted, form, at_start, tmp_path):
@@ -101,7 +100,6 @@ BEFORE = {
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("before", BEFORE)
 @pytest.mark.parametrize("per_series", [False, True])
 @pytest.mark.parametrize("at_start", [False, True])

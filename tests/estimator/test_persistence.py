@@ -114,7 +114,6 @@ def dropout():
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize(
     "model",
     [
@@ -202,7 +201,6 @@ def test_going_on_with_dropout_shuffling_and_a_schedule(scheduler, every, kind, 
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize(
     ("spec", "expected"),
     [
@@ -226,7 +224,6 @@ def test_specs(spec, expected, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize(
     "opt",
     [
@@ -285,7 +282,6 @@ def test_frozen_parameters_stay_frozen(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize(
     "loss",
     [
@@ -381,7 +377,6 @@ class OwnSGD(SGD):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize(
     "model", [Own, Own(), partial(Own, hidden=4)], ids=["class", "instance", "partial"]
 )
@@ -451,7 +446,6 @@ def test_settings_in_a_file_make_no_model_larger_than_its_parameters(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("model", [
     lambda: nn.Sequential(Own(), nn.Linear(1, 1)),
     lambda: tied(),
@@ -538,7 +532,6 @@ def test_arguments_in_place_of_the_stored_ones(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("device", ["cpu", torch.device("cpu"), pytest.param("cuda", marks=pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a GPU"))])  # fmt: skip
 def test_device(device, tmp_path):
@@ -684,7 +677,6 @@ MAY_BE_NONE = (
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("how", ["gone", "None", "number", "string", "list", "dict"])
 def test_any_part_of_the_wrong_kind_is_a_load_error(how, saved, tmp_path):
     whole = content(saved)
@@ -923,7 +915,6 @@ copies = pytest.mark.parametrize(
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @copies
 @pytest.mark.parametrize("fitted", [False, True])
 def test_an_optimizer_instance_stays_bound_to_its_model(copied, fitted):
@@ -948,7 +939,6 @@ def test_an_optimizer_instance_stays_bound_to_its_model(copied, fitted):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @copies
 def test_unfitted_copies_fit_alike(copied):
     est = Estimator(dropout(), nn.L1Loss(), partial(Adam, lr=0.01), SPEC, random_state=0)

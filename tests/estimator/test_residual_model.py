@@ -155,7 +155,6 @@ def test_a_new_scale_of_residuals_becomes_the_rule():
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("kind", ["shift", "burst", "spike"])
 def test_an_anomaly_stands_out_and_does_not_become_the_rule(kind):
     rng = np.random.default_rng(4)

@@ -25,7 +25,6 @@ def test_callbacks_without_checkpoints_stay_as_they_are():
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("verbose", [True, False])
 def test_a_fit_that_goes_on_says_where(verbose, tmp_path, capsys):
     def interrupt(loop):

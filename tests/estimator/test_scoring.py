@@ -316,7 +316,6 @@ OTHER_UNITS = [
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize(("loss", "by_hand"), OTHER_UNITS)
 @pytest.mark.parametrize("kind", [Estimator, EstimatorRegressor])
 def test_scores_are_minus_the_loss_where_the_outputs_are_in_another_unit(loss, by_hand, kind, rng):

@@ -40,7 +40,6 @@ def network(n_in, n_out, cell, hidden, layers):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize(("name", "cell"), [("lstm", LSTM), ("gru", GRU), ("rnn", RNN), (GRU, GRU)])
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("more", [{}, {"shuffle": True, "overlap": 2, "burn_in": 1, "clip": 0.1}])
@@ -265,7 +264,6 @@ def test_the_same_is_held_out_whatever_the_form(form):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("form", VIEWS)
 def test_of_one_series_the_last_steps_are_held_out(form):
     x, y, view = X[:, :1], Y[:, :1], VIEWS[form]
@@ -373,7 +371,6 @@ def test_given_validation_data_decide_in_place_of_held_out_ones():
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("seed", range(5))
 def test_labels_that_are_held_out_are_classes_too(seed):
     """A rare one, and one that comes late in time, may be among them alone."""

@@ -146,7 +146,6 @@ def test_a_misspelt_argument_of_spec_is_named():
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("spec", [None, Spec(), {"batchsize": 16}, {"seqsize": None}])
 def test_epochs_have_one_default_wherever_they_are_left_out(spec):
     x = np.random.default_rng(0).normal(size=(1, 3, 2)).astype("float32")

@@ -204,7 +204,6 @@ NETS = {
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("net", NETS)
 @pytest.mark.parametrize("delay", [0, 4])
 def test_a_stream_restarted_anywhere_goes_on_with_the_same_bits(net, delay, tmp_path):

@@ -521,7 +521,6 @@ def test_data_are_no_metadata(make):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("view", [samples, timesteps])
 def test_weights_and_lengths_are_routed(view):
     """To fit and to score, cut like the rows."""

@@ -164,7 +164,6 @@ def mean_loss(f, outputs, targets, weight=1.0):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("missing", [False, True])
 def test_squared_errors_above_the_variance_are_warned_of_with_both(weighted, missing):
@@ -198,7 +197,6 @@ def test_several_rare_labels_at_a_step_are_compared_with_their_frequencies():
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("class_weight", [None, [1.0, 5.0, 2.0, 1.0]])
 def test_classes_are_compared_with_their_frequencies(class_weight):
     y = np.digitize(LONG[:1], [1.2, 2.0])  # three of four classes
@@ -301,7 +299,6 @@ def test_data_that_are_read_from_files_are_looked_at_as_well(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("loss", [torch.nn.MSELoss(), torch.nn.BCEWithLogitsLoss()])
 def test_of_constant_targets_there_is_nothing_to_learn(loss):
     assert not slow_fit(np.ones((1, 14, 60), "float32"), loss, 1)[1]
@@ -348,7 +345,6 @@ READS = {  # of each value of the inputs, and of the targets; some read for scal
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("name", READS)
 def test_each_epoch_reads_the_data_once(name):
     make, of_inputs, of_targets = READS[name]

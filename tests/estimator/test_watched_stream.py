@@ -57,7 +57,6 @@ def equal(first, second):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("kernels", [True, False])
 @pytest.mark.parametrize("delay", [0, 4])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

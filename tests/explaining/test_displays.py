@@ -77,7 +77,6 @@ def test_truth_prediction_band_and_residuals(est, yhat):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("piped", [False, True])
 def test_an_interval_is_drawn_as_a_band(piped):
     model = SequenceRegressor(cell="linear", n_lags=2, interval=0.8)

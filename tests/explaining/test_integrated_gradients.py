@@ -67,7 +67,6 @@ def oracle(model, x, baseline, score, n_points):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("seqsize", [1, 2, 5, 19, 20, 100, None])
 def test_attributions_are_those_of_the_whole_unrolled_series(seqsize):
     est = fitted(lstm)
@@ -98,7 +97,6 @@ class OwnState(nn.Module):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("window", [3, 23])
 def test_own_recurrent_modules_with_integers_in_their_state(window):
     def model():
@@ -253,7 +251,6 @@ def test_models_that_see_windows_get_those_of_predict():
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("cell", ["lstm", "linear"])
 def test_one_label_per_series(cell):
     est = SequenceClassifier(4, cell=cell, epochs=60, random_state=0, verbose=False)
@@ -269,7 +266,6 @@ def test_one_label_per_series(cell):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("cell", ["mgu", "lru", "tcn", "attention"])
 def test_attributions_of_ready_made_cells_are_complete(cell):
     est = SequenceRegressor(4, cell=cell, epochs=60, random_state=0, verbose=False)
@@ -308,7 +304,6 @@ def ready(**settings):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize(
     ("scaler", "settings"), [(SequenceScaler(), {}), (StandardScaler(), {"n_timesteps": T})]
 )

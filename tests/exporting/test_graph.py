@@ -54,7 +54,6 @@ class ByValue(nn.Module):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize(("part", "said"), [(ByValue(), r"'1' \(ByValue\)"), (Sized(), "series")])
 def test_what_cannot_be_traced_is_named(part, said):
     model = nn.Sequential(Recur(nn.GRUCell(3, 4)), part).eval()

@@ -11,7 +11,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*series have no more steps than
 BEYOND = r"h=11 .* 4 steps .*fit with h=11"
 
 
-@pytest.mark.slow
 def test_fewer_steps_are_the_first_ones(panel, small):
     fc = Forecaster(4, quantiles=(0.2, 0.8), **small).fit(panel)
     whole = fc.predict()

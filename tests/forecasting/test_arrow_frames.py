@@ -95,7 +95,6 @@ def require_same(found, expected, types):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 def test_every_method_gives_the_values_of_pandas_with_the_types_that_came(types, small, tmp_path):
     df = panel(types)
     freq = 1 if types[1] == pa.int32() else "D"

@@ -71,7 +71,6 @@ def numbers_as_ids(rows):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize(
     "change",
     [infinite, zero, negative, overlapping, off_grid, twice, numbers_as_ids],
@@ -190,7 +189,6 @@ STATIC = {"stat_exog_list": ["town", "size"]}
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize(
     ("column", "value", "message"),
     [
@@ -457,7 +455,6 @@ def test_ids_of_categories_come_back_as_such(df, small, to_polars):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("library", ["pandas", "polars"])
 @pytest.mark.parametrize("label", [datetime.date(2026, 1, 1), 1.5, "c"])
 def test_a_new_id_of_another_type_is_refused_and_the_forecaster_still_works(
@@ -501,7 +498,6 @@ def test_texts_of_enumerations_are_saved_as_their_values(df, small, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("shift", [0.0, -10.5])
 @pytest.mark.parametrize("value", [np.inf, -np.inf])
 def test_infinite_values_of_arrays_are_named_in_fit_and_predict(small, shift, value):
@@ -520,7 +516,6 @@ def test_infinite_values_of_arrays_are_named_in_fit_and_predict(small, shift, va
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("library", ["pandas", "polars"])
 @pytest.mark.parametrize("n", [1, 3])
 def test_future_rows_without_a_value_are_named(df, n, library, small, to_polars):

@@ -76,7 +76,6 @@ def by_hand(fc, df, raw):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 def test_forecasts_are_the_formula_by_hand(fitted):
     df = make_frame(90)
     raw = copy.copy(fitted)
@@ -90,7 +89,6 @@ def test_forecasts_are_the_formula_by_hand(fitted):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 def test_update_walk_and_file_correct_as_predict_does(fitted, tmp_path):
     df, more = make_frame(90), make_frame(97)
     expected = fitted.predict(more)[NAMES]
@@ -106,7 +104,6 @@ def test_update_walk_and_file_correct_as_predict_does(fitted, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 def test_a_step_for_export_corrects_as_predict_does(fitted):
     step = ForecastStep(fitted._fitted)
     df = make_frame(50)

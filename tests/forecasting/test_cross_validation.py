@@ -219,7 +219,6 @@ def test_drift_starts_at_the_first_value_of_a_long_series(small):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("refit", [False, None])
 def test_a_first_zero_after_the_first_cutoff_is_named(small, refit):
     t = np.arange(50)

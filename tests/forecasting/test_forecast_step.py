@@ -28,7 +28,7 @@ def walked(step, inputs):
     return np.stack([y[0].numpy() for y in found[: step.n_outputs]])
 
 
-@pytest.mark.slow
+@pytest.mark.few
 @pytest.mark.parametrize(
     ("kinds", "settings"),
     [

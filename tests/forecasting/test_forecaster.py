@@ -36,7 +36,6 @@ def column(fc, df):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize(("h", "lag"), [(3, None), (5, 14), (9, 7), (16, 14)])
 def test_forecasts_equal_a_naive_loop(panel, small, oracle, h, lag):
     fc = Forecaster(h, lag=lag, **small).fit(panel)
@@ -72,7 +71,6 @@ def test_the_transform_is_the_logarithm_only_of_positive_values(make_panel, smal
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("cutoff", [9, 20, 44])
 def test_nothing_of_the_future_leaks(panel, small, cutoff):
     fc = Forecaster(5, quantiles=(0.2, 0.8), **small).fit(panel)
@@ -357,7 +355,6 @@ def test_maps_equal_arrays_in_memory(rng, small, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("loss", ["smape", "mae", "mse", "mase", nn.HuberLoss()])
 @pytest.mark.parametrize("transform", ["log", "none"])
 def test_every_loss_trains(make_panel, small, loss, transform):
@@ -368,7 +365,6 @@ def test_every_loss_trains(make_panel, small, loss, transform):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize(
     "settings", [{"cell": "gru"}, {"cell": GRU, "num_layers": 2}, {"model": "own"}]
 )

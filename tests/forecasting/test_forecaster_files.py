@@ -12,7 +12,7 @@ from fluxutils_py.nn import GRU
 pytestmark = pytest.mark.filterwarnings("ignore:.*series have no more steps than a season")
 
 
-@pytest.mark.slow
+@pytest.mark.few
 @pytest.mark.parametrize("kind", ["pandas", "polars", "zone", "integer", "array"])
 def test_a_forecaster_read_forecasts_and_updates_the_same(panel, small, to_polars, tmp_path, kind):
     df = panel

@@ -93,7 +93,6 @@ def test_too_little_history_is_not_held_out(fitted):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize(
     ("h", "missing"), [(1, slice(-30, None)), (3, slice(-30, None)), (3, slice(0, 125))]
 )

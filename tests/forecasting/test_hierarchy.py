@@ -147,7 +147,6 @@ def test_far_errors_are_clipped_and_usual_ones_are_not():
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("refit", [None, True])
 @pytest.mark.parametrize("method", ["mint", "bottom_up"])
 def test_cross_validation_reconciles_at_each_cutoff(df, fc, method, refit):

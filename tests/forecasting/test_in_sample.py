@@ -17,7 +17,6 @@ def fc(panel, small):
     return Forecaster(4, freq="D", quantiles=(0.2, 0.8), **small).fit(panel)
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*no series has a later one")
 def test_each_forecast_is_that_of_the_series_up_to_its_cutoff(panel, fc):
     out = fc.predict_insample(step_size=5)

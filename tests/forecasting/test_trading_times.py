@@ -35,7 +35,6 @@ def values():
     return 20 + np.sin(2 * np.pi * t / 5) + np.random.default_rng(0).normal(size=N + 8) / 5
 
 
-@pytest.mark.slow
 @pytest.mark.few
 @pytest.mark.parametrize("case", CASES)
 def test_forecasts_are_those_of_integer_times_at_the_right_times(case, small, tmp_path):

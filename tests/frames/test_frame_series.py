@@ -85,7 +85,6 @@ def test_series_of_different_lengths_are_lists_and_come_back(library, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_series_of_one_length_are_an_array_that_an_estimator_takes(library, tmp_path):
     df = long_frame((30, 30, 30), gaps=[(1, 4)])
@@ -197,7 +196,6 @@ def as_lists(frame):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("seed", range(16))
 def test_labels_keep_their_type_from_the_frame_to_the_classes_and_back(seed, tmp_path):
     rng = np.random.default_rng(seed)
@@ -253,7 +251,6 @@ def test_labels_keep_their_type_from_the_frame_to_the_classes_and_back(seed, tmp
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("h5", [False, True])
 def test_targets_keep_their_type_beside_other_inputs(h5, tmp_path):
     df = long_frame((9, 9))
@@ -358,7 +355,6 @@ def test_predictions_of_other_series_are_refused():
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("lengths", [(23, 23, 23), (23, 9, 14)])
 def test_parquet_becomes_a_mapped_file_part_by_part(lengths, tmp_path, monkeypatch):
     monkeypatch.setattr(frame_rows, "PART_ROWS", 5)

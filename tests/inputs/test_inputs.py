@@ -166,7 +166,6 @@ class First:
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @forms
 def test_partial_fit_and_warm_start_go_on(view):
     x, y = view(X), view(Y)
@@ -198,7 +197,6 @@ def view_name(view):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @forms
 def test_validation_data_may_be_views(view):
     v = slice(2, 6)
@@ -555,7 +553,6 @@ def test_a_pickled_estimator_predicts_the_same_and_goes_on(view, per_series):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @forms
 def test_the_same_random_state_gives_the_same_and_no_global_generator_moves(view):
     torch.manual_seed(7)
@@ -627,7 +624,6 @@ def test_plain_targets_of_time_steps():
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("case", ["samples", "per series", "timesteps", "rows", "frame", "strings", "balanced",
                                   "weights", "per step strings", "regressor", "classifier", "gru"])  # fmt: skip
 def test_what_is_saved_is_loaded(case, tmp_path):

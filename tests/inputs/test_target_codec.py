@@ -107,7 +107,6 @@ def test_a_fit_is_one_on_targets_that_were_scaled_by_hand(x, y):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.usefixtures("_block_sizes")
 def test_only_steps_that_count_count(x, y, rng):
     w = rng.random((N, T)) * (rng.random((N, T)) > 0.2)
@@ -216,7 +215,6 @@ def test_it_can_be_turned_off(x, y):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_it_is_stored(x, y, dtype, tmp_path):
     x, y = x.astype(dtype), y.astype(dtype)
@@ -236,7 +234,6 @@ def test_it_is_stored(x, y, dtype, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("view", [lambda a: a, samples, timesteps])
 def test_every_form_gives_the_same(x, y, view):
     native = plain_regressor(**SMALL).fit(x, y)

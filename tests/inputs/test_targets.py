@@ -56,7 +56,6 @@ def matrix(y):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("kind", [plain_regressor, plain_classifier])
 @pytest.mark.parametrize("listed", [False, True], ids=["array", "list"])
 def test_with_one_target_per_series_fit_refuses_what_predict_refuses(x, y, kind, listed):
@@ -86,7 +85,6 @@ def test_with_one_target_per_series_fit_refuses_what_predict_refuses(x, y, kind,
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("g", [1, 2])
 def test_a_matrix_of_all_steps_beside_samples_is_every_steps(x, y, g):
     native = plain_regressor(**SMALL).fit(x, y[:g])
@@ -121,7 +119,6 @@ def test_other_matrices_beside_samples_are_of_series(x, y):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize(
     ("n_steps", "view", "g"), [(4, samples, 1), (4, samples, 2), (T, lambda a: a, 1)]
 )
@@ -260,7 +257,6 @@ def test_a_flat_matrix_after_sequences_is_told_how_to_come(x, y):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("none", [None, np.nan, pd.NA])
 @pytest.mark.parametrize("form", ["native", "matrix", "samples", "timesteps", "file"])
 def test_steps_without_a_label_do_not_count(x, labels, none, form, rng):

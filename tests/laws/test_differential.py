@@ -13,7 +13,7 @@ from .differential.compare import run
 TOGETHER = 10  # cases in a test
 
 
-@pytest.mark.slow
+@pytest.mark.few
 @pytest.mark.parametrize("first", range(0, 200, TOGETHER))
 def test_random_cases_equal_a_naive_loop(first):
     failed = {

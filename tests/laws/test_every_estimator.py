@@ -81,7 +81,6 @@ class Start:
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @every
 def test_law_1_and_2_a_fit_is_back_propagation_through_whole_series(kind):
     start = Start()
@@ -126,7 +125,6 @@ def test_law_3_chunks_equal_the_whole(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @every
 def test_law_4_and_5_steps_without_a_target_are_steps_without_weight(kind):
     y, odd = targets(kind), np.random.default_rng(1).random((N, T)) < 0.3

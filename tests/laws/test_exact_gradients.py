@@ -91,7 +91,6 @@ def test_truncated_gradients_are_others(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("net", ["lru", "mingru", "minlstm", "mingru2"])
 def test_fits_of_many_updates_equal_a_naive_loop(net):
     """More draws stand in test_differential.py."""

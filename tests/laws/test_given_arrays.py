@@ -71,7 +71,6 @@ def fitted(kind, cell, given):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.filterwarnings("ignore:this fit makes", "ignore:the fit learnt")
 @pytest.mark.parametrize(("kind", "cell"), KINDS)
 def test_an_estimator_changes_nothing_and_learns_the_same_from_float64(kind, cell):

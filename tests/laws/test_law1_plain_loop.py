@@ -19,7 +19,6 @@ spec = Spec(epochs=4, batchsize=B, seqsize=S)  # 5 groups of series, 5 windows e
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_parameters_after_100_adam_steps(dtype):
     task = make_task(dtype)

@@ -67,7 +67,6 @@ def test_each_group_starts_from_zero(task):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("layer", [LSTM, GRU, RNN])
 def test_every_recurrent_layer_carries(layer, task):
     torch.manual_seed(0)
@@ -130,7 +129,6 @@ def test_a_recurrent_module_of_ones_own(task):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("overlap", [1, 4, 10, 13, 25, 100])
 def test_overlap_reaches_back_from_the_state_as_it_was(task, overlap):
     lstm, head = task.plain()

@@ -183,7 +183,6 @@ def test_the_gradient_of_an_epoch_does_not_depend_on_seqsize(n_jobs):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("kind", MODELS)
 def test_validation_does_not_depend_on_seqsize(kind):
     task = make_task()

@@ -314,7 +314,6 @@ def test_constant_weights_for_other_criteria(task, criterion):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("class_weight", [None, torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64)])
 def test_constant_weights_for_cross_entropy(task, class_weight):
     labels = np.digitize(task.y[:1], [-0.5, 0.5])

@@ -525,7 +525,6 @@ def test_training_may_be_stopped(task):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_single_missing_outputs_and_series_that_begin_late(dtype):
     """Some threads have series of which no output is missing, some have none at all at first."""
@@ -552,7 +551,6 @@ by_kernels = pytest.mark.skipif(kernels.library() is None, reason=kernels.kernel
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @by_kernels
 @pytest.mark.parametrize("layer", LAYERS)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

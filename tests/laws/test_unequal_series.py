@@ -119,7 +119,6 @@ def test_fit_equals_a_loop_over_each_series(task, form, more):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("form", FORMS)
 def test_weights_of_series_that_begin_late(task, form):
     w = np.random.default_rng(3).uniform(0.2, 3, (N, T))
@@ -196,7 +195,6 @@ def test_the_score_is_of_the_steps_inside(fitted, form):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("form", FORMS)
 def test_one_target_per_series_is_at_its_last_step(task, form):
     (x, _), settings = given(task, form)

@@ -47,7 +47,6 @@ def test_a_script_that_fails_on_one_rank_ends_on_all(mpirun, tmp_path, accident,
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize(
     ("end", "status", "told"),
     [

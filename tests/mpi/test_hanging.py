@@ -28,7 +28,6 @@ Estimator(spec=spec, comm=kind(patience=0.7, abort_after=2), callbacks=hook, ver
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("kind", ["mpi", "torch"])
 def test_a_rank_that_hangs_is_named_by_all_others_and_ends_the_job(
     request, start, python, torchrun, tmp_path, kind

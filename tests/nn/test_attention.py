@@ -44,7 +44,6 @@ def attention(layer):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize(
     ("n_out", "n_heads", "window"), [(8, 2, 5), (6, 1, 43), (6, 2, 64), (8, 4, 2), (10, 2, 7)]
 )

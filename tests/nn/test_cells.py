@@ -152,7 +152,6 @@ def test_gradients_of_a_window_are_those_of_autograd_over_its_steps(make, dtype,
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @every_cell
 def test_gradcheck(make):
     cell = built(make)
@@ -297,7 +296,6 @@ def test_second_derivatives_of_a_window_are_refused_without_the_kernels():
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.skipif(kernels.library() is None, reason=kernels.kernels_in_use())
 @every_cell
 def test_second_derivatives_of_a_window_and_of_a_step_by_the_kernels(make):

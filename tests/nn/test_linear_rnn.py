@@ -102,7 +102,6 @@ def test_few_series_are_those_of_many(layer, by_kernels, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @GATED
 def test_gradients_are_differentiable(layer):
     made = layer(2, 3).double()

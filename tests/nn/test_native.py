@@ -205,7 +205,6 @@ def test_small_numbers_keep_their_digits(kind):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("kind", [*LAYERS, *CELLS])
 def test_gradients_are_those_of_finite_differences_also_twice(kind):
     module = (LAYERS | CELLS)[kind](2, 3).double()

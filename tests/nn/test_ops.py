@@ -91,7 +91,6 @@ def test_batched_gemm_equals_einsum(transA, transB, dtype, alpha):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize(("transA", "transB"), LETTERS)
 def test_batched_gemm_gradients(transA, transB):
     A = stored(transA, 2, 3, 5, dtype=torch.complex128, requires_grad=True)

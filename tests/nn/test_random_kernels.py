@@ -25,7 +25,7 @@ def as_before(monkeypatch):
     torch.set_num_threads(threads)
 
 
-@pytest.mark.slow
+@pytest.mark.few
 @pytest.mark.parametrize("first", range(0, 300, 50))
 def test_random_shapes_agree_with_float64_without_the_kernels_in_value_and_gradient(first):
     errors = {seed: random_kernels.case(seed) for seed in range(first, first + 50)}

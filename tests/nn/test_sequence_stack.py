@@ -44,7 +44,6 @@ def blocks(stack):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("cell", CELLS.values(), ids=CELLS)
 def test_a_stack_is_residual_blocks(cell):
     stack = SequenceStack(cell, F, 6, n_layers=2).double()

@@ -250,7 +250,6 @@ def test_two_fits_at_once_do_not_share_a_directory(tmp_path, scalars):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("n_jobs", [None, 2])
 def test_each_fit_of_a_search_has_a_directory(
     tmp_path, scalars, accumulated, forked_workers, n_jobs

@@ -50,7 +50,6 @@ def test_values_are_as_of_the_call(tmp_path, accumulated):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("max_workers", [1, 3])
 def test_each_tag_is_written_in_order(tmp_path, scalars, max_workers):
     class Uneven(SummaryWriter):

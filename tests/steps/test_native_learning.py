@@ -124,7 +124,6 @@ def test_kernels_learn_what_torch_learns(net, dtype, torch_is_off):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("n_classes", [2, 3])
 def test_kernels_learn_labels_as_torch_does(n_classes, torch_is_off):
     x, *_ = series_of_two_targets(np.float64)

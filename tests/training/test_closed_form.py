@@ -44,7 +44,6 @@ def form(request, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("p", [7, P])
 def test_weights_and_errors_left_out_are_those_of_refitted_ridges(form, p, weighted):

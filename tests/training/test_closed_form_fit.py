@@ -115,7 +115,6 @@ def kernel_features(model, x, lengths):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize(("batchsize", "seqsize"), [(5, 7), (13, 31)])
 def test_labels_of_series_are_learnt_from_features_at_their_ends(x, batchsize, seqsize):
     labels = np.arange(N) % 3

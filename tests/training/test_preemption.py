@@ -56,7 +56,6 @@ def default_handlers():
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("name", NUMBERS)
 def test_a_signal_leads_to_a_checkpoint_from_which_the_fit_goes_on(name, tmp_path, caplog):
     saves = Checkpointer(tmp_path)

@@ -88,7 +88,6 @@ def trained(n_jobs, recurrent=False, loss_fn=None, by_loop=True, **settings):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize(
     "settings",
     [

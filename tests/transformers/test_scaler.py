@@ -405,7 +405,6 @@ def test_folds_in_time_are_scaled_by_their_own_training_steps(rng):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("form", ["native", "samples", "timesteps", "rows"])
 def test_targets_are_transformed_and_back(rng, form):
     x = rng.normal(size=(F, 30, T))

@@ -82,7 +82,6 @@ def test_many_datasets_of_many_axes(tmp_path, virtual):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @BOTH
 def test_the_same_file_many_times(tmp_path, virtual):
     (path,) = files(tmp_path, [numbers((2, 3, 4))])
@@ -233,7 +232,6 @@ def test_gaps_hold_the_fill(tmp_path, fill, dtype, virtual):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @BOTH
 @pytest.mark.parametrize("lacking", [0, 1, 2])
 def test_a_file_that_lacks_a_dataset_leaves_a_gap_in_its_place(tmp_path, lacking, virtual):
@@ -258,7 +256,6 @@ def test_a_file_that_lacks_a_dataset_leaves_a_gap_in_its_place(tmp_path, lacking
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @BOTH
 def test_a_pattern_stands_for_the_files_that_match_it(tmp_path, virtual):
     arrays = [numbers((2, n, 3), n) for n in (1, 4, 2)]
@@ -326,7 +323,6 @@ def test_attributes_come_from_the_first_file(tmp_path, virtual):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @BOTH
 def test_what_cannot_be_joined_is_copied_if_it_is_the_same(tmp_path, virtual):
     same = {"mean": [1.0, np.nan], "names": ["a", "b"], "lr": 0.1, "flag": True, "z": [1j]}
@@ -411,7 +407,6 @@ def test_a_source_that_grows_afterwards_changes_nothing(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @BOTH
 def test_errors_leave_the_old_file_and_no_other(tmp_path, virtual):
     a = numbers((2, 3, 4))

@@ -107,7 +107,6 @@ def test_reading_past_the_end_is_an_error_and_not_a_crash(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("axes", ORDERS)
 def test_every_view_survives_pickling(tmp_path, axes):
     x, plain = saved(tmp_path, axes=axes, before=np.zeros(1, "u1")), numbers()
@@ -225,7 +224,6 @@ def pages_of(calls):
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("axes", ORDERS)
 def test_just_the_pages_of_a_window_are_asked_for(tmp_path, axes):
     x = saved(tmp_path, numbers("f4", (4, 60, 400)), axes, before=np.zeros(999, "u1"))

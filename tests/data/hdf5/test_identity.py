@@ -73,7 +73,6 @@ def test_a_reader_sees_one_version_of_a_file_that_is_being_replaced(python, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.few
 @pytest.mark.parametrize("kind", ["map", "lazy"])
 def test_what_was_pickled_opens_the_same_version_or_none(python, tmp_path, kind):
     outcomes = {"same": 0, "refused": 0}
