@@ -5,6 +5,7 @@ import os
 import resource
 import signal
 import stat
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -210,28 +211,30 @@ def test_two_folders_exchange_their_names(tmp_path, monkeypatch, can):
     assert sorted(os.listdir(tmp_path)) == ["a", "b"]
 
 
-@pytest.fixture
-def small_files():
-    """Lets no file grow beyond a size, as on a full disk."""
-    before, handler = (
-        resource.getrlimit(resource.RLIMIT_FSIZE),
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN),
-    )
-
-    def limit(n_bytes):
-        resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
-
-    yield limit
-    limit(before[0])
-    signal.signal(signal.SIGXFSZ, handler)
+@contextmanager
+def small_files(n_bytes):
+    """No file grows beyond a size, as on a full disk; inside alone, as the output of the tests may
+    be a file too.
+    """
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
 
 
 @pytest.mark.parametrize("size", [0, 500, 7680, 50_000])
-def test_what_a_writer_makes_of_a_full_disk_is_the_error_of_the_disk(tmp_path, small_files, size):
+def test_what_a_writer_makes_of_a_full_disk_is_the_error_of_the_disk(tmp_path, size):
     path = tmp_path / "a.pt"
     path.write_bytes(b"old")
-    small_files(size)
-    with pytest.raises(OSError, match=r"a\.pt") as raised, atomic_write(path) as file:
+    with (
+        small_files(size),
+        pytest.raises(OSError, match=r"a\.pt") as raised,
+        atomic_write(path) as file,
+    ):
         torch.save({"a": torch.zeros(100_000)}, file)
     assert raised.value.errno == errno.EFBIG
     assert path.read_bytes() == b"old"
