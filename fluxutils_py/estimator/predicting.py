@@ -69,7 +69,9 @@ def run_predict(
         labels, out = split_labels(x, out)
         inputs = read_inputs(x, schema, starts=starts, lengths=lengths, padded=False)
         if lengths is starts is None:
-            inputs = _without_padding(inputs, est.model_, state, ended=not return_state)
+            # where series go on before or after x, a step without input is a gap
+            begun = have_begun(est.model_, state, inputs.N)
+            inputs = without_padding(inputs, ~begun, ended=not return_state)
         spec = read_spec(settings.spec)
         decode = parts.codec.decoders()[method]
         is_last = parts.codec.per_series and inputs.form != "timesteps"
@@ -85,17 +87,6 @@ def run_predict(
             result = parts.codec.as_vector(inputs.to_rows(result), method)
         result = with_labels(result, labels)
         return (result, blocks.state()) if return_state else result
-
-
-def _without_padding(
-    inputs: Inputs, model: nn.Module, state: list[Tensor] | None, ended: bool
-) -> Inputs:
-    """Restrict series to the steps with input; where they go on before or after these, a step
-    without one is a gap.
-    """
-    if state is None:
-        return without_padding(inputs, ended=ended)
-    return without_padding(inputs, ~have_begun(model, state, inputs.N), ended)
 
 
 def _predict_last_steps(blocks: BlockPredictor, out: object) -> np.ndarray:

@@ -255,7 +255,9 @@ class EstimatorStream:
         self._session = InferenceSession(model, sample, int(spec.overlap), spec.precision)
         self._load(state)
         # series without any input yet, if there are some: they begin with it, as in predict
-        self._waiting = self._not_begun(state)
+        known = None if state is None else self._session.state
+        waiting = ~have_begun(self._session.model, known, self.n_series)
+        self._waiting = waiting if waiting.any() else None
         codec = est.fitted_parts_.codec
         self._classes = codec.classes if method == "predict" else None
         self._output = None
@@ -289,12 +291,6 @@ class EstimatorStream:
             self._learner.begin(snapshot(self._session.model))
         else:
             self._learner.load(learnt)
-
-    def _not_begun(self, state: Sequence[Tensor] | None) -> np.ndarray | None:
-        if state is None:
-            return np.ones(self.n_series, bool)
-        waiting = ~have_begun(self._session.model, self._session.state, self.n_series)
-        return waiting if waiting.any() else None
 
     def native_step(self, scalers: Sequence[Scaler] = ()) -> NativeStep | None:
         """Return what runs steps natively for :meth:`native_outputs`; None if there is nothing."""

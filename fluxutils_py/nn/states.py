@@ -176,10 +176,14 @@ def batch_dims(m: object) -> list[int]:
     return [r.batch_dim for r in recurrent_layers(m) for _ in _tensors(r)]
 
 
-def have_begun(m: object, state: Sequence[Tensor], n_series: int) -> np.ndarray:
+def have_begun(m: object, state: Sequence[Tensor] | None, n_series: int) -> np.ndarray:
     """Return a mask (N,) of the series whose state is not the zero state, and, of a model without
-    recurrent state, of those that it has seen inputs of. All, where that cannot be told.
+    recurrent state, of those that it has seen inputs of. None is the zero state. All, where it
+    cannot be told.
     """
+    begun = np.zeros(n_series, bool)
+    if state is None:
+        return begun
     layers = recurrent_layers(m)
     tensors = read_states(state)
     dims = [1] * len(tensors)
@@ -188,7 +192,6 @@ def have_begun(m: object, state: Sequence[Tensor], n_series: int) -> np.ndarray:
             dims = [layer.batch_dim for layer, part in match_states(layers, state, m) for _ in part]
         except ShapeError:
             return np.ones(n_series, bool)
-    begun = np.zeros(n_series, bool)
     for t, dim in zip(tensors, dims, strict=True):
         if t.dim() > dim and t.shape[dim] == n_series:
             seen = t != 0 if layers else t.isfinite()
