@@ -512,7 +512,7 @@ CEILINGS = {
     "fields of Spec": (16, 14),
     "public names at the top": (43, 40),
     "public names without the guests'": (127, 100),
-    "tokens": (396_500, 300_000),
+    "tokens": (396_410, 300_000),
     "tokens in ten lines": (87, 90),
 }
 SLACK = {"tokens": 1000}  # by which a ceiling may lie above what is counted
