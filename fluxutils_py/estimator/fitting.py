@@ -62,9 +62,8 @@ from fluxutils_py.nn.model_windows import (
 from fluxutils_py.nn.ready_made import LinearPlusNetwork, closed_form_parts, is_closed_form
 from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.nn.states import recurrent_layers, reset
-from fluxutils_py.parallel import RankGroup, Threads
+from fluxutils_py.parallel import RankGroup
 from fluxutils_py.parallel.launcher import local_rank
-from fluxutils_py.parallel.threads import n_threads
 from fluxutils_py.reporting.progress import EpochLog, ProgressBar, progress_hook, say_stage
 from fluxutils_py.sklearn_callbacks import (
     begin_fit,
@@ -462,16 +461,10 @@ def assemble(
     """
     settings = data.settings
     spec = data.spec
-    threads = Threads(n_threads(settings.n_jobs))
     if compile_arguments(settings.compile) is not None and spec.gradient == "exact":
         raise SpecError(
             f"compile={settings.compile!r} and spec.gradient='exact': compiled layers carry no "
             "sensitivities; leave compile out, or set gradient='truncated'"
-        )
-    if compile_arguments(settings.compile) is not None and threads.n > 1:
-        raise SpecError(
-            f"compile={settings.compile!r} trains in one thread, with torch's own threads inside; "
-            "leave n_jobs at None"
         )
     progress = progress_hook(settings.verbose)
     if earlier is None:
@@ -483,7 +476,7 @@ def assemble(
     groups = [dict(group) for group in optimizer.param_groups]
     scheduler = _scheduler_after(earlier, data, optimizer)
     task = _fixed_task(data, request, model)
-    step = _new_step(data, model, optimizer, ranks, threads, task)
+    step = _new_step(data, model, optimizer, ranks, task)
     resume = earlier is not None
     loop = _loop_after(earlier, step, ranks)
     training = Training(
@@ -495,7 +488,6 @@ def assemble(
         groups,
         scheduler,
         batches,
-        threads,
         step,
         loop,
         plan=FitPlan.of(spec, data.windows),
@@ -512,7 +504,6 @@ def _new_step(
     model: nn.Module,
     optimizer: Optimizer,
     ranks: RankGroup,
-    threads: Threads,
     task: FixedTask,
 ) -> WindowStep:
     of_whole_series = any(part.is_of_whole_series for part in closed_form_parts(model))
@@ -532,7 +523,6 @@ def _new_step(
         accumulate=spec.accumulate,
         precision=spec.precision,
         gradient=spec.gradient,
-        threads=threads,
         comm=ranks,
     )
 
@@ -794,7 +784,7 @@ def _train(training: Training, callbacks: list[Any], attributes: FittedAttribute
     device = training.batches.device
     # each rank draws other numbers for dropout, from the same generator
     seed = (int(training.rng.integers(2**63)) + loop.ranks.rank) % 2**63
-    with seeded(seed, [device] if device.type == "cuda" else []), training.threads:
+    with seeded(seed, [device] if device.type == "cuda" else []):
         reset(model.train())
         is_restored = not training.resume and restore_newest(callbacks, loop.ranks)
         if is_restored:

@@ -334,7 +334,7 @@ def check_export(
     tolerance : float, optional
         Largest difference to allow, relative to the largest value of each output where that is
         above 1. Labels may differ where two probabilities differ by less than 10 times as much.
-        None: 1e-5; 0.05 for an estimator with ``precision="bfloat16"`` or ``"float16"``, which
+        None: 1e-5; 0.05 for an estimator with ``precision="bfloat16"``, which
         rounds more than the file, whose numbers are float32.
 
     Returns

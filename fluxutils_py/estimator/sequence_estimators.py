@@ -315,7 +315,7 @@ class _SequenceEstimator(Estimator):
         a second model that was fitted on the rest (split conformal prediction), or of the model
         itself on ``validation_data`` or what ``early_stopping`` holds out. Predictions stay as they
         are without it.
-    comm, scaling, n_jobs, device, compile, callbacks, warm_start, random_state, verbose
+    comm, scaling, device, compile, callbacks, warm_start, random_state, verbose
         See :class:`Estimator`.
     """
 
@@ -350,7 +350,6 @@ class _SequenceEstimator(Estimator):
     interval: float | None = None
     comm: Any = "auto"
     scaling: str = "weak"
-    n_jobs: int | None = None
     device: Any = None
     compile: Any = False
     callbacks: Any = None

@@ -141,12 +141,11 @@ class Spec:
     scheduler : callable or None
         ``scheduler(optimizer)`` returns a torch learning-rate scheduler, for example
         ``partial(torch.optim.lr_scheduler.StepLR, step_size=5)``.
-    precision : "float32", "bfloat16" or "float16"
+    precision : "float32" or "bfloat16"
         What matrix products, recurrences and the like are computed in, in training, validation and
         prediction, by torch's autocast. "float32": the type of the data (float64 for float64).
-        "bfloat16", "float16": parameters, optimizer, losses and results are float32 whatever the
-        data; "float16" scales the losses, skips updates whose gradient overflows, and is meant for
-        GPUs. Worth it where layers are large; see the guide.
+        "bfloat16": parameters, optimizer, losses and results are float32 whatever the data. Worth
+        it where layers are large; see the guide.
     schedule_every : "epoch" or "step"
         When the scheduler steps: after each epoch, or after each step of the optimizer.
     max_updates : int or None
@@ -204,7 +203,7 @@ NAMES = [f.name for f in fields(Spec)]
 MAIN = ("epochs", "batchsize", "seqsize")
 # Arguments of estimators: a spec that has them would be accepted, and they would do nothing.
 ARGUMENTS = (
-    *("model", "loss", "opt", "comm", "scaling", "n_jobs", "device", "compile", "callbacks"),
+    *("model", "loss", "opt", "comm", "scaling", "device", "compile", "callbacks"),
     *("warm_start", "random_state", "verbose", "target", "n_timesteps", "early_stopping"),
     *("validation_fraction", "scale_target", "class_weight"),
 )

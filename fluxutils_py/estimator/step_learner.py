@@ -85,11 +85,6 @@ class StepLearner:
         require_gradients("stream(learn=...)")
         settings = est.resolved_params()
         spec = read_spec(settings.spec)
-        if spec.precision == "float16":
-            raise SpecError(
-                "learn needs losses that are not scaled: precision='float16' cannot learn in a "
-                "stream; fit with 'float32' or 'bfloat16'"
-            )
         if is_closed_form(est.model_):
             raise SpecError(
                 f"learn: this {type(est).__name__} with cell={getattr(est, 'cell_', None)!r} was "

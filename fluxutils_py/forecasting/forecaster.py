@@ -169,7 +169,7 @@ class Forecaster(ForecasterSettings):
         Column names of the long frame.
     alias : str
         Name of the forecast column.
-    comm, scaling, n_jobs, device, callbacks, random_state, verbose
+    comm, scaling, device, callbacks, random_state, verbose
         As in :class:`fluxutils_py.Estimator`.
 
     Attributes

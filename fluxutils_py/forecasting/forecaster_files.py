@@ -120,6 +120,7 @@ def read_forecaster(
     hold.
     """
     content = read_file(path, KIND, format=FORMAT)
+    content["settings"].pop("n_jobs", None)  # of 0.2.0
     # before the constructor, whose errors would not say that a file lacks code
     missing = [name for name in content["code"] if name not in arguments]
     if missing:

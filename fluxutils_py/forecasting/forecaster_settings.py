@@ -30,7 +30,6 @@ NETWORKS = (RECURRENT, SEGMENTS)
 # what a rank may choose for itself, since it does not change what is trained
 OF_RANK = (
     "comm",
-    "n_jobs",
     "device",
     "callbacks",
     "random_state",
@@ -81,7 +80,6 @@ class ForecasterSettings(CallbackSupport, BaseEstimator):
         alias: str = "Forecaster",
         comm: Any = "auto",
         scaling: str = "weak",
-        n_jobs: int | None = None,
         device: Any = None,
         callbacks: Any = None,
         random_state: Any = None,
@@ -120,7 +118,6 @@ class ForecasterSettings(CallbackSupport, BaseEstimator):
         self.alias = alias
         self.comm = comm
         self.scaling = scaling
-        self.n_jobs = n_jobs
         self.device = device
         self.callbacks = callbacks
         self.random_state = random_state

@@ -552,7 +552,6 @@ def fit_models(
         passes.spec(settings, data, most_updates),
         comm=ranks,
         scaling=settings.scaling,
-        n_jobs=settings.n_jobs,
         device=settings.device,
         callbacks=callbacks,
         random_state=settings.random_state,

@@ -151,8 +151,6 @@ class SeqLoss:
         xs: Tensors,
         ys: Tensors,
         ws: Tensor | None = None,
-        *,
-        factors: list[float] | None = None,
     ) -> Tensor:
         """Return the loss of ``model`` over one window as a scalar, and move the model's state on
         by the window.
@@ -160,11 +158,11 @@ class SeqLoss:
         ``xs`` has shape ``(S, B, F)``, ``ys`` ``(S, B, G)``; several inputs or outputs are tuples.
         Weights ``ws`` have shape ``(S, B, 1)`` and are 0 for steps that do not count. Where single
         outputs do not count, they have shape ``(S, B, G)``, with the columns of all targets side by
-        side. ``factors`` multiply the losses of the outputs.
+        side.
         """
         members = getattr(model, "members", None)
         if members is not None and model.training:  # each learns by itself
-            each = [self(member, xs, ys, ws, factors=factors) for member in members]
+            each = [self(member, xs, ys, ws) for member in members]
             return torch.stack(each).mean()
         outs = run_window(model, xs)
         # the loss is computed in float32, also of a model in low precision
@@ -176,8 +174,6 @@ class SeqLoss:
         losses = list(map(self._output_loss, outs, targets, weights))
         if len(losses) > 1 and weights[0] is not ws:
             losses = self._with_common_divisor(losses, targets, weights)
-        if factors is not None:
-            losses = [loss * factor for loss, factor in zip(losses, factors, strict=True)]
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
     def _with_common_divisor(

@@ -684,9 +684,6 @@ class OnEpoch:
              f"broadcast_, allgather, barrier), got {value!r}", settings=given(comm=value))
         for value in (5, "solo", SimpleNamespace(rank=0, size=2))
     ),
-    Case("n_jobs 0", ValueError, ("n_jobs must be None, a number of threads", "got 0"), settings=given(n_jobs=0)),
-    Case("n_jobs 2.0", ValueError, "got 2.0", settings=given(n_jobs=2.0)),
-    Case("n_jobs True", ValueError, "got True", settings=given(n_jobs=True)),
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore:validation x is a matrix")  # and then its shape is an error
 def test_other_arguments(case, stage):

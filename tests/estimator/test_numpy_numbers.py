@@ -56,7 +56,7 @@ def test_regressors_take_them(cell, tmp_path):
             "burn_in": 1,
             "clip": 1.0,
         },
-        **{"early_stopping": True, "validation_fraction": 0.25, "n_iter_no_change": 1, "n_jobs": 1},
+        **{"early_stopping": True, "validation_fraction": 0.25, "n_iter_no_change": 1},
         **{
             "warm_start": False,
             "random_state": 1,

@@ -322,7 +322,7 @@ def test_settings_and_streaming(tmp_path):
     ).fit(X, Y)
     whole, state = est.predict(X, return_state=True)
     loaded = round_trip(est, tmp_path)
-    for name in ("random_state", "warm_start", "verbose", "comm", "n_jobs"):
+    for name in ("random_state", "warm_start", "verbose", "comm"):
         assert loaded.get_params(deep=False)[name] == est.get_params(deep=False)[name]
     assert np.array_equal(
         loaded.predict(X, state=state), copy.deepcopy(loaded).predict(X, state=state)

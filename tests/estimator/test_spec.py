@@ -106,7 +106,7 @@ def test_numbers_are_pythons():
 
 
 @pytest.mark.parametrize(
-    "field", ["scaling", "n_jobs", "device", "random_state", "verbose", "callbacks", "warm_start"]
+    "field", ["scaling", "device", "random_state", "verbose", "callbacks", "warm_start"]
 )
 @pytest.mark.parametrize("form", ["dict", "namedtuple", "dataclass", "object"])
 def test_an_argument_of_the_estimator_in_a_spec_is_refused_with_its_place(field, form):

@@ -2,7 +2,6 @@
 data.
 """
 
-import threading
 import warnings
 
 import numpy as np
@@ -496,22 +495,6 @@ def test_values_that_have_no_logarithm_are_refused_later(small, make_panel):
         warnings.simplefilter("ignore")
         with pytest.raises(DataError, match=r"positive when .*transform='none'"):
             fc.predict(make_panel(("zero",)))
-
-
-@pytest.mark.slow
-def test_threads_equal_one(make_panel, small):
-    settings = {**small, "dropout": 0.0, "max_steps": 5}
-    forecasts, names = [], []
-
-    def note(loop):
-        names.append({t.name for t in threading.enumerate() if t.name.startswith("fluxutils")})
-
-    for n in (1, 2):
-        fc = Forecaster(3, n_jobs=n, callbacks=note, **settings).fit(make_panel(("wave",)))
-        forecasts.append(fc.predict().Forecaster)
-        assert {len(names_then) for names_then in names} == {n - 1}
-        names.clear()
-    np.testing.assert_allclose(forecasts[1], forecasts[0], rtol=1e-4)
 
 
 def test_a_device_that_is_none_is_refused(make_panel, small):

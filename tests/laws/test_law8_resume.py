@@ -103,14 +103,12 @@ def make(
     epochs=2,
     loss=None,
     opt=Adam,
-    n_jobs=None,
     **spec,
 ):
     saves = [] if folder is None else [Checkpointer(folder, trigger=trigger)]
     spec = Spec(epochs=epochs, batchsize=4, seqsize=4, rebatch=False, **spec)
     settings = {
         "callbacks": [*others, *saves],
-        "n_jobs": n_jobs,
         "random_state": 0,
         "verbose": False,
     }
@@ -170,8 +168,8 @@ CASES = {
         {"gradient": "exact", "model": lambda: diagonal(), "burn_in": 2, "shuffle": True},
         {"y": MISSING},
     ),
-    "exact gradients in two threads": (
-        {"gradient": "exact", "model": lambda: diagonal(), "n_jobs": 2, "accumulate": 4},
+    "exact gradients that wait": (
+        {"gradient": "exact", "model": lambda: diagonal(), "accumulate": 4},
         {},
     ),
     "NAdam": ({"opt": NAdam}, {}),  # torch would load its mu_product in float64
@@ -199,11 +197,6 @@ CASES = {
     "weighted": ({"shuffle": True}, {"sample_weight": np.arange(1.0, N + 1)}),
     "averaged sum": (
         {"loss": seqloss(nn.MSELoss(reduction="sum")), "opt": partial(AdamW, lr=1e-4)},
-        {},
-    ),
-    "two threads": ({"n_jobs": 2, "shuffle": True}, {}),
-    "two threads and dropout": (
-        {"n_jobs": 2, "model": partial(net, num_layers=2, dropout=0.4)},
         {},
     ),
     "patient": (
