@@ -2,7 +2,6 @@
 to work. That no other file reads private names is tested in test_architecture.py.
 """
 
-
 import numpy as np
 import pytest
 import torch

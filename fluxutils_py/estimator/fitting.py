@@ -40,7 +40,7 @@ from fluxutils_py.estimator.fitted_parts import FittedParts, SeriesEstimator, in
 from fluxutils_py.estimator.minibatch_size import MinibatchSize
 from fluxutils_py.estimator.resuming import restore_newest, saved_minibatch_size, with_checkpoints
 from fluxutils_py.estimator.same_fit import course_of_fit, require_same_fit, require_same_inputs
-from fluxutils_py.estimator.spec import LR_SCHEDULES, Spec, read_spec
+from fluxutils_py.estimator.spec import Spec, read_spec
 from fluxutils_py.estimator.underfitting_warnings import (
     warn_few_updates,
     warn_nothing_learnt,
@@ -49,7 +49,6 @@ from fluxutils_py.estimator.underfitting_warnings import (
 )
 from fluxutils_py.inputs.inputs import Inputs, feature_counts
 from fluxutils_py.inputs.sharded_data import SeriesPool, ranks_of_call
-from fluxutils_py.lr_schedules import cosine
 from fluxutils_py.nn.closed_form_model import takes_gaps
 from fluxutils_py.nn.compiling import compile_arguments, compiled
 from fluxutils_py.nn.copying import deep_copy
@@ -586,11 +585,12 @@ def _attach_epoch_hooks(training: Training) -> None:
         )
         hooks.attach(Validation(model, data.loss, held_out, ranks, spec.precision))
     if training.scheduler is not None:
-        has_plan = spec.lr_schedule is not None or spec.max_updates is not None
+        has_plan = spec.schedule_follows_length or spec.max_updates is not None
+        assert spec.schedule is not None
         hooks.attach(
             Schedule(
                 training.scheduler,
-                spec.schedule_every if spec.lr_schedule is None else "step",
+                spec.schedule[0],
                 lambda: training.step.n_updates,
                 spec.accumulate,
                 training.plan.updates if has_plan else None,
@@ -663,7 +663,7 @@ def float_dtype(arrays: tuple[SeriesArray, ...], precision: str = "float32") -> 
 def _scheduler_after(earlier: SeriesEstimator | None, data: FitData, optimizer: Optimizer) -> Any:
     """Return the schedule of the earlier fit, or a new one."""
     if earlier is not None:
-        if read_spec(data.settings.spec).lr_schedule is not None:
+        if read_spec(data.settings.spec).schedule_follows_length:
             # its rates have followed the length of a fit, to 0
             for group in optimizer.param_groups:
                 group["lr"] = group.get("initial_lr", group["lr"])
@@ -673,14 +673,14 @@ def _scheduler_after(earlier: SeriesEstimator | None, data: FitData, optimizer: 
 
 
 def _new_scheduler(spec: Spec, optimizer: Optimizer) -> Any:
-    if spec.lr_schedule is not None:
-        return cosine(cycles=1, warm_up=LR_SCHEDULES[spec.lr_schedule])(optimizer)
-    if spec.scheduler is None:
+    if spec.schedule is None:
         return None
-    scheduler = make_scheduler(spec.scheduler, optimizer, "spec.scheduler")
-    if isinstance(scheduler, ReduceLROnPlateau) and spec.schedule_every == "step":
+    every, make = spec.schedule
+    scheduler = make_scheduler(make, optimizer, "spec.lr_schedule")
+    if isinstance(scheduler, ReduceLROnPlateau) and every == "step":
         raise SpecError(
-            "ReduceLROnPlateau goes by the loss of whole epochs; set spec.schedule_every to 'epoch'"
+            "ReduceLROnPlateau goes by the loss of whole epochs: give it alone, without 'step', as "
+            "spec.lr_schedule"
         )
     return scheduler
 
@@ -878,7 +878,7 @@ class FittedAttributes:
             codec,
             training.rng,
             # one that follows the length of the fit ends with it
-            scheduler=None if training.data.spec.lr_schedule else training.scheduler,
+            scheduler=None if training.data.spec.schedule_follows_length else training.scheduler,
             n_steps=n_steps,
             choice=training.data.settings.choice,
             data=shapes_and_digests(training.data),

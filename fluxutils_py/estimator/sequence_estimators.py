@@ -274,7 +274,7 @@ class _SequenceEstimator(Estimator):
         Steps of the optimizer. "auto": None if ``epochs`` is given; else 20 passes, but at least
         200 and at most 600 steps, or 1000 for labels of symbols; 1000 for more than 614,400 steps
         of data.
-    lr_schedule : "onecycle", "cosine" or None
+    lr_schedule : "onecycle", "cosine", callable, ("step", callable) or None
         See :class:`Spec`.
     batchsize : int or "auto"
         See :class:`Spec`. "auto": 16; 32 for more than 614,400 steps; 128 for single steps.
@@ -328,7 +328,7 @@ class _SequenceEstimator(Estimator):
     weight_decay: float = 0.01
     epochs: int | None = None
     max_updates: int | str | None = "auto"
-    lr_schedule: str | None = "onecycle"
+    lr_schedule: Any = "onecycle"
     batchsize: int | str = "auto"
     seqsize: int | str | None = "auto"
     input_noise: float | str = "auto"

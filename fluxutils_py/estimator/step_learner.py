@@ -330,7 +330,7 @@ def _new_optimizer(est: SeriesEstimator, model: nn.Module, rate: float | None) -
     else:  # loaded without the code for it
         optimizer = build_optimizer(settings.opt, settings.model, model)
     groups = [group for group in optimizer.param_groups if "lr" in group]
-    if read_spec(settings.spec).lr_schedule is not None:
+    if read_spec(settings.spec).schedule_follows_length:
         # its rates have followed the length of a fit, to 0
         for group in groups:
             group["lr"] = group.get("initial_lr", group["lr"])

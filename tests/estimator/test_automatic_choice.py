@@ -12,10 +12,8 @@ from sklearn.model_selection import GroupKFold
 from torch import nn
 
 from fluxutils_py import (
-    Estimator,
     SequenceClassifier,
     SequenceRegressor,
-    Spec,
     check_export,
     net2vec,
     reset,
@@ -381,13 +379,6 @@ def test_bad_settings_of_the_length_are_named(bad):
     x, y, _ = sums()
     with pytest.raises(SpecError, match=f"^{name} must be"):
         SequenceRegressor(**bad).fit(x, y)
-
-
-def test_a_schedule_twice_is_refused():
-    spec = Spec(lr_schedule="cosine", scheduler=torch.optim.lr_scheduler.ConstantLR)
-    x, y, _ = sums()
-    with pytest.raises(SpecError, match=r"lr_schedule='cosine' and spec.scheduler both"):
-        Estimator(spec=spec).fit(x, y)
 
 
 # -- groups --------------------------------------------------------------------------------------------

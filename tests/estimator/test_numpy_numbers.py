@@ -114,7 +114,7 @@ def test_models_optimizers_schedules_and_specs_take_them(tmp_path):
             "seqsize": number(4),
             "clip": small(0.5),
         }
-        spec |= {"accumulate": number(2), "patience": number(1), "scheduler": halving}
+        spec |= {"accumulate": number(2), "patience": number(1), "lr_schedule": halving}
         opt = partial(Adam, lr=small(0.25))
         return Estimator(
             partial(Net, hidden=number(4)), None, opt, spec, random_state=number(1)

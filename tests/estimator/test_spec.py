@@ -82,8 +82,8 @@ def test_a_fit_takes_it(rng):
         (
             {},
             "spec has none of the fields epochs, batchsize, seqsize, shuffle, overlap, burn_in, "
-            "clip, accumulate, patience, rebatch, scheduler, schedule_every, precision, max_updates, "
-            "lr_schedule, gradient (found: none); None means the defaults",
+            "clip, accumulate, patience, rebatch, precision, max_updates, lr_schedule, gradient "
+            "(found: none); None means the defaults",
         ),
     ],
 )

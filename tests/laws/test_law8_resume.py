@@ -154,8 +154,7 @@ CASES = {
     "accumulating over epochs that it does not divide, scheduled by step": (
         {
             "accumulate": 4,
-            "scheduler": partial(lr_scheduler.StepLR, step_size=1),
-            "schedule_every": "step",
+            "lr_schedule": ("step", partial(lr_scheduler.StepLR, step_size=1)),
         },
         {},
     ),
@@ -181,13 +180,12 @@ CASES = {
     "buffers": ({"model": lambda: nn.Sequential(Noisy(), net())}, {}),
     "scheduled by step": (
         {
-            "scheduler": partial(lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=13),
-            "schedule_every": "step",
+            "lr_schedule": ("step", partial(lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=13)),
         },
         {},
     ),
-    "scheduled by epoch": ({"scheduler": partial(lr_scheduler.StepLR, step_size=1)}, {}),
-    "scheduled by validation": ({"scheduler": PLATEAU}, {"validation_data": (XV, YV)}),
+    "scheduled by epoch": ({"lr_schedule": partial(lr_scheduler.StepLR, step_size=1)}, {}),
+    "scheduled by validation": ({"lr_schedule": PLATEAU}, {"validation_data": (XV, YV)}),
     "clipped": ({"clip": 0.01, "opt": partial(SGD, lr=1.0, momentum=0.9)}, {}),
     "lengths and missing targets": (
         {"shuffle": True},

@@ -299,12 +299,15 @@ def plain_spec(case):
     only_ends = case["outputs"] == "last"
     if only_ends:
         fields["rebatch"] = False
-    return SimpleNamespace(**fields, only_ends=only_ends)
+    return SimpleNamespace(**fields, schedule_every=case["schedule_every"], only_ends=only_ends)
 
 
 def build_spec(case):
     fields = {name: case[name] for name in SPEC_FIELDS}
-    fields["scheduler"] = SCHEDULERS.get(case["scheduler"])
+    if case["scheduler"] is not None:
+        schedule = SCHEDULERS[case["scheduler"]]
+        every = case["schedule_every"]
+        fields["lr_schedule"] = schedule if every == "epoch" else (every, schedule)
     if case["spec_form"] == "dict":
         return {**fields, "remark": "not read"}
     if case["spec_form"] == "namedtuple":

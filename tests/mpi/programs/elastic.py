@@ -102,8 +102,7 @@ def everything(make):
         "epochs": 3,
     }
     schedule = {
-        "scheduler": functools.partial(lr_scheduler.StepLR, step_size=3),
-        "schedule_every": "step",
+        "lr_schedule": ("step", functools.partial(lr_scheduler.StepLR, step_size=3)),
     }
     est = make(net(cell=functools.partial(GRU, num_layers=2)), **spec, **schedule)
     return est.fit(

@@ -126,7 +126,7 @@ class Task:
     def stopped_early(self):
         scheduler = functools.partial(torch.optim.lr_scheduler.ReduceLROnPlateau, patience=0)
         opt = functools.partial(torch.optim.SGD, lr=0.05)
-        est = self.est(opt=opt, epochs=9, patience=1, scheduler=scheduler, clip=1.0)
+        est = self.est(opt=opt, epochs=9, patience=1, lr_schedule=scheduler, clip=1.0)
         return est.fit(
             self.x, self.y, validation_data=(self.x[:, :11, :17], -self.holes[:, :11, :17])
         )
