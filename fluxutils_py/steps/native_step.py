@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from struct import Struct
 from typing import Any, NamedTuple
 
@@ -121,9 +121,6 @@ class NativeStep:
         Features and series of a step.
     scalers : sequence of Scaler
     output : OutputForm
-    program : callable, optional
-        Returns the program of the model whose arrays are read where they are, because what learns
-        changes them; see :class:`fluxutils_py.steps.native_learning.NativeLearning`.
     """
 
     def __init__(
@@ -133,14 +130,12 @@ class NativeStep:
         shape: tuple[int, int],
         scalers: Sequence[Scaler] = (),
         output: OutputForm | None = None,
-        program: Callable[[], StepProgram | None] | None = None,
     ) -> None:
         self.model = model
         self.layers = list(layers)
         self.shape = shape
         self.scalers = list(scalers)
         self.output = output or OutputForm()
-        self._program = program
         first = next(model.parameters(), None)
         self._dtype = None if first is None else first.dtype
         self._packed: PackedStep | None = None
@@ -167,7 +162,7 @@ class NativeStep:
             return None
         packed = self._packed
         library = kernels.library()
-        if packed is None or packed.library is not library or not self._is_current(packed):
+        if packed is None or packed.library is not library or not packed.is_current():
             packed = self._pack(library)
             if packed is None:
                 return None
@@ -191,23 +186,17 @@ class NativeStep:
         marks = self._packed.gaps
         return marks.astype(bool) if 1 in marks.tolist() else None
 
-    def _is_current(self, packed: PackedStep) -> bool:
-        if self._program is None:
-            return packed.is_current()
-        return packed.program is self._program()
-
     @undisturbed()  # a default device would seem to intercept the model
     def _pack(self, library: Library | None) -> PackedStep | None:
         self._packed = None
         if library is None or not self._is_possible:
             return None
-        own = self._program
-        program = step_program(self.model, self.shape[0]) if own is None else own()
+        program = step_program(self.model, self.shape[0])
         # what cannot run now never will, but for a switch of the kernels
         if program is None or not self._fits(program):
             self._is_possible = False
             return None
-        self._packed = PackedStep(library, program, self.layers, self, own is not None)
+        self._packed = PackedStep(library, program, self.layers, self)
         return self._packed
 
     def _fits(self, program: StepProgram) -> bool:
@@ -238,11 +227,9 @@ class PackedStep:
         program: StepProgram,
         layers: list[Recur],
         step: NativeStep,
-        shares: bool = False,
     ) -> None:
         self.library = library
         self.program = program
-        self._shares = shares  # whether weights are read in the program's arrays
         self._tensors = program.tensors
         self._versions = list(map(version_of, program.tensors))
         self._addresses = [t.data_ptr() for t in program.tensors]
@@ -303,12 +290,6 @@ class PackedStep:
         """Return the address of an array, which is kept."""
         self._kept.append(array)
         return array.ctypes.data
-
-    def weight_address(self, array: np.ndarray) -> int:
-        """Return the address of weights in the order of C: shared, or of a copy."""
-        if not self._shares:
-            return self.aligned_address(array)
-        return self.address_of(np.ascontiguousarray(array))
 
     def aligned_address(self, array: np.ndarray) -> int:
         """Return the address of a copy that begins with a line of the cache."""
@@ -496,7 +477,7 @@ def _pack_operation(packed: PackedStep, op: Operation, value: int, places: list[
             kind, alpha, weights = 6, op.eps, (op.weight, np.empty(0), op.bias)
         case ScaleShift():
             kind, weights = 7, (op.scale, np.empty(0), op.shift)
-    found = [packed.weight_address(w) for w in weights] + [0] * (3 - len(weights))
+    found = [packed.aligned_address(w) for w in weights] + [0] * (3 - len(weights))
     numbers = (kind, number, places[op.source], other, places[value], n_in, n_out)
     return _OPERATION.pack(*numbers, rows, x_rows, h_rows, alpha, *found, h, c, 0, 0)
 
@@ -526,7 +507,7 @@ def _pack_past(packed: PackedStep, op: PastOperation, value: int, places: list[i
             kind, numbers, weights = 12, op.plan, (op.biases, op.channels)
     rows = len(numbers)
     n_past = packed.state_rows(op.states[0])
-    found = [packed.weight_address(w) for w in weights] + [0] * (3 - len(weights))
+    found = [packed.aligned_address(w) for w in weights] + [0] * (3 - len(weights))
     states = [packed.state_address(s, 0, 0) for s in op.states]
     ends = (
         packed.aligned_address(np.array(states, np.int64)),

@@ -10,7 +10,7 @@ or labels of outputs, is in :mod:`fluxutils_py.estimator.step_chain`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
@@ -100,14 +100,10 @@ class Operation:
         ``i``.
     n_out : int
         Numbers of its result.
-    parameters : tuple of (Tensor or None)
-        Those of the model that its arrays were made from, weights and biases, as far as learning
-        knows their layout: transposed in ``Dense`` and ``CellStep``, all four in ``Diagonal``.
     """
 
     source: int
     n_out: int
-    parameters: tuple[Tensor | None, ...] = field(default=(), kw_only=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -462,15 +458,7 @@ class _Writer:
         n = module.out_features
         weight = self.array(module, "weight")
         bias = self.optional(module, "bias", n, 0.0)
-        return self.add(
-            Dense(
-                source,
-                n,
-                _columns(weight, weight.dtype),
-                np.array(bias),
-                parameters=(module.weight, module.bias),
-            )
-        )
+        return self.add(Dense(source, n, _columns(weight, weight.dtype), np.array(bias)))
 
     def write_activation(self, module: Any, source: int) -> int:
         n = self.sizes[source]
@@ -494,9 +482,7 @@ class _Writer:
             raise UnsupportedStep(f"LayerNorm of {module.normalized_shape}, got {n} features")
         weight = np.array(self.optional(module, "weight", n, 1.0))
         bias = np.array(self.optional(module, "bias", n, 0.0))
-        parameters = (module.weight, module.bias)
-        norm = LayerNormalization(source, n, weight, bias, module.eps, parameters=parameters)
-        return self.add(norm)
+        return self.add(LayerNormalization(source, n, weight, bias, module.eps))
 
     def write_batch_norm(self, module: Any, source: int) -> int:
         self._check_size(module, source, module.num_features)
@@ -671,9 +657,7 @@ class _Writer:
         weight = self.array(linear, "weight")
         bias = self.optional(linear, "bias", len(weight), 0.0)
         no_products = np.empty((0, module.n_out), weight.dtype)
-        arrays = [weight, no_products, bias]
-        parameters = (linear.weight, linear.bias)
-        return self._add_cell(module.kernel, 0.0, source, states, 0, arrays, parameters)
+        return self._add_cell(module.kernel, 0.0, source, states, 0, [weight, no_products, bias])
 
     def write_diagonal(self, module: Any, source: int, states: tuple[int, ...]) -> int:
         """Write an LRU: products, eigenvalues, products, and those of the input."""
@@ -687,17 +671,15 @@ class _Writer:
         scaled = np.exp(gamma_log.astype(float)).repeat(2)[:, None] * w_in
         dtype = w_in.dtype
         added = self.add(Dense(source, n, _columns(scaled, dtype), np.zeros(n, dtype)))
-        own = (module.nu_log, module.theta_log, module.gamma_log, module.weight_in)
-        h = self.add(Diagonal(added, n, states, pairs.astype(dtype), parameters=own))
-        y = self._add_product(h, _columns(w_out, dtype), module.weight_out)
-        skipped = self._add_product(source, _columns(skip, dtype), module.weight_skip)
+        h = self.add(Diagonal(added, n, states, pairs.astype(dtype)))
+        y = self._add_product(h, _columns(w_out, dtype))
+        skipped = self._add_product(source, _columns(skip, dtype))
         return self.add(Sum(y, module.n_out, skipped))
 
-    def _add_product(self, source: int, weight: np.ndarray, parameter: Tensor) -> int:
+    def _add_product(self, source: int, weight: np.ndarray) -> int:
         """Add a product without a bias."""
         n = weight.shape[1]
-        zeros = np.zeros(n, weight.dtype)
-        return self.add(Dense(source, n, weight, zeros, parameters=(parameter, None)))
+        return self.add(Dense(source, n, weight, np.zeros(n, weight.dtype)))
 
     def write_lags(self, module: Any, source: int, states: tuple[int, ...]) -> int:
         self._check_size(module, source, module.n_in)
@@ -737,7 +719,6 @@ class _Writer:
         states: tuple[int, ...],
         place: int,
         weights: Sequence[np.ndarray],
-        parameters: tuple[Tensor | None, ...] = (),
     ) -> int:
         """Add a cell with weights of x and h, and with no bias, one, or one for each."""
         form = CELL_ROWS[number]
@@ -759,7 +740,6 @@ class _Writer:
             _in_rows(w_x, form.of_x, 0, H),
             _in_rows(w_h, form.of_h, form.rows - len(form.of_h), H),
             bias.ravel(),
-            parameters=parameters,
         )
         return self.add(operation)
 
