@@ -5,7 +5,7 @@
 #pragma once
 #include <stdint.h>
 
-#define FLUXUTILS_KERNELS_VERSION 5
+#define FLUXUTILS_KERNELS_VERSION 6
 
 #ifdef __cplusplus
 extern "C" {
@@ -85,14 +85,14 @@ int32_t fluxutils_linear_backward(const fluxutils_linear_call *);
 // says, with a bias of n_out numbers, of cells rows * n_out.
 enum {
     FK_STEP_DENSE = 0,       // w (n_in, n_out), bias
-    FK_STEP_CELL = 1,        // w (n_in, x_rows n_out), w_h (n_out, h_rows n_out), bias, h, c (B, n_out); sums at `other`
-    FK_STEP_DIAGONAL = 2,    // w: n_out / 2 complex eigenvalues; h (B, n_out)
+    FK_STEP_CELL = 1,        // w (n_in, x_rows n_out), w_h (n_out, h_rows n_out), bias; states h, c (B, n_out); sums at `other`
+    FK_STEP_DIAGONAL = 2,    // w: n_out / 2 complex eigenvalues; state h (B, n_out)
     FK_STEP_ACTIVATION = 3,  // `cell` is the function, of the enumeration in step.h
     FK_STEP_GATED = 4,       // of 2 n_out numbers
     FK_STEP_ADD = 5,         // plus those at `other`
     FK_STEP_LAYER_NORM = 6,  // w and bias, alpha is eps
     FK_STEP_SCALE_SHIFT = 7,  // w and bias
-    // with `rows` integers in `numbers`, states as in nn/time_features.py and nn/causal_kernels.py, and n_past in x_rows
+    // with `rows` integers in `numbers`, and states as in nn/time_features.py and nn/causal_kernels.py
     FK_STEP_LAGS = 8,         // `numbers` are the lags
     FK_STEP_MEANS = 9,        // w: factors
     FK_STEP_ROLLING = 10,     // `numbers` are the spans
@@ -100,13 +100,12 @@ enum {
     FK_STEP_KERNELS = 12,     // `numbers`: rows pairs of the plan; w: biases; w_h: channels (uint8); taps at `other`
     FK_STEP_JOIN = 13,        // n_in numbers, then those at `other`
     FK_STEP_DOTS = 14,        // as FK_STEP_DENSE, with w (n_out, n_in)
-    FK_STEP_FADE = 15         // n_in levels at `other`, alpha is the limit
+    FK_STEP_FADE = 15         // `rows` levels at `other`, alpha is the limit
 };
 typedef struct {
-    int64_t kind, cell, source, other, target, n_in, n_out, rows, x_rows, h_rows;
+    int64_t kind, cell, source, other, target, n_in, n_out, rows, x_rows, h_rows, n_past;
     double alpha;
     const void *w, *w_h, *bias;
-    void *h, *c;
     void *const *states;   // of all series, as torch has them: the series in axis 1
     const int32_t *numbers;
 } fluxutils_step_operation;

@@ -19,7 +19,7 @@ import torch
 
 from fluxutils_py.errors import warn
 
-VERSION = 5  # of the interface that csrc/kernels.h declares
+VERSION = 6  # of the interface that csrc/kernels.h declares
 PATH = Path(__file__).with_name("_kernels.so")
 SWITCH = "FLUXUTILS_KERNELS"
 ISAS = {"avx2": 1, "avx512": 2, "neon": 3}

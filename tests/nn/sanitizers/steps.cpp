@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <list>
 #include <memory>
 #include <random>
 #include <vector>
@@ -39,7 +40,12 @@ template <class T> static bool run_model(int64_t call_number) {
     Heap heap;
     const int64_t F = 1 + below(9), B = 1 + below(4), n_operations = 1 + below(5);
     std::vector<fluxutils_step_operation> operations;
-    std::vector<int64_t> states;  // numbers per series, of h and c of each operation
+    std::list<std::vector<void *>> blocks_of_states;
+    auto states_of = [&](int64_t n_states, int64_t size) {
+        blocks_of_states.emplace_back();
+        for (int64_t k = 0; k < n_states; k++) blocks_of_states.back().push_back(heap.random<T>(size));
+        return blocks_of_states.back().data();
+    };
     int64_t place = F, n = F, source = 0;
     for (int64_t i = 0; i < n_operations; i++) {
         fluxutils_step_operation p = {};
@@ -58,15 +64,14 @@ template <class T> static bool run_model(int64_t call_number) {
             p.w = heap.random<T>(n * p.x_rows * m), p.w_h = heap.random<T>(m * p.h_rows * m);
             p.bias = heap.random<T>(p.rows * m), p.other = place;
             place += p.rows * m;
-            p.h = heap.random<T>(B * m);
-            if (p.cell == FK_LSTM || p.cell == FK_FLSTM) p.c = heap.random<T>(B * m);
+            p.states = states_of(p.cell == FK_LSTM || p.cell == FK_FLSTM ? 2 : 1, B * m);
         } else if (p.kind == FK_STEP_ACTIVATION) {
             p.cell = below(10);
         } else if (p.kind == FK_STEP_ADD) {
             p.other = source;
         } else if (p.kind != FK_STEP_GATED) {
             p.w = heap.random<T>(m), p.bias = heap.random<T>(m);
-            if (p.kind == FK_STEP_DIAGONAL) p.h = heap.random<T>(B * m);
+            if (p.kind == FK_STEP_DIAGONAL) p.states = states_of(1, B * m);
             if (p.kind == FK_STEP_LAYER_NORM) p.alpha = 1e-5;
         }
         source = p.target, n = m;
@@ -104,13 +109,12 @@ template <class T> static bool run_model(int64_t call_number) {
     fluxutils_step_call alone = c;
     std::vector<fluxutils_step_operation> copies = operations;
     for (auto &p : copies) {
-        const int64_t bytes = p.n_out * sizeof(T);
-        for (void **state : {&p.h, &p.c}) {
-            if (!*state) continue;
-            T *copy = heap.random<T>(p.n_out);
-            memcpy(copy, static_cast<char *>(*state) + (B - 1) * bytes, bytes);
-            *state = copy;
-        }
+        if (!p.states) continue;
+        const int64_t bytes = p.n_out * sizeof(T), n_states = p.cell == FK_LSTM || p.cell == FK_FLSTM ? 2 : 1;
+        void *const *given = p.states;
+        p.states = states_of(n_states, p.n_out);
+        for (int64_t k = 0; k < n_states; k++)
+            memcpy(p.states[k], static_cast<char *>(given[k]) + (B - 1) * bytes, bytes);
     }
     double *column = heap.random<double>(F);
     for (int64_t f = 0; f < F; f++) column[f] = x[f * B + B - 1];
