@@ -13,6 +13,7 @@ double cos(double), sin(double), pow(double, double);
 float expf(float), expm1f(float), logf(float), log1pf(float), erff(float), sqrtf(float), cosf(float), sinf(float);
 }
 #define STEP_DECLARED
+#define real float  // in exported files, the type stands in its place
 
 namespace {
 
@@ -27,6 +28,7 @@ namespace in_float {
 #undef STEP_MANTISSA
 #undef STEP_ONE
 #undef STEP_LIMIT
+#define real double
 #define STEP_DOUBLE
 
 namespace in_double {

@@ -1,28 +1,18 @@
 """A model as a C99 header: its weights, its state, and one step of one series.
 
-The header holds those functions of ``step.h`` that the model needs, which the native kernels run
-too, and calls them in the order of the operations of a :class:`StepProgram`.
+The header holds ``step.h``, whose functions the native kernels run too, and calls them in the order
+of the operations of a :class:`StepProgram`.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from importlib.resources import files
 from typing import NamedTuple
 
 import numpy as np
 
-from fluxutils_py.exporting.c_source import (
-    Definition,
-    definitions,
-    function,
-    needed,
-    number,
-    resolved,
-    string,
-    table,
-)
+from fluxutils_py.exporting.c_source import function, number, string, table
 from fluxutils_py.steps.operations import Names, Operation
 from fluxutils_py.steps.step_program import StepProgram
 
@@ -143,17 +133,9 @@ class CHeader:
         """Return the whole header."""
         # of names in it: @ is the prefix, @@ the prefix in capitals
         own = self._own_code()
-        parts = [
-            "#ifndef @@_H\n#define @@_H\n\n#include <math.h>\n#include <stdint.h>",
-            GUARDS,
-            f"#define @@_N_IN {self.program.n_in}\n#define @@_N_OUT {self.program.n_out}",
-            *self._functions_for(own),
-            own,
-            "#endif /* @@_H */",
-        ]
-        text = "\n\n".join(parts) + "\n"
-        text = re.sub(r"\bSTEP_(?=\w)", "@@_STEP_", text)
-        text = re.sub(r"\bstep_(?=\w)", "@_step_", text)
+        sizes = f"#define @@_N_IN {self.program.n_in}\n#define @@_N_OUT {self.program.n_out}"
+        parts = ["#ifndef @@_H\n#define @@_H", GUARDS, self._functions(), sizes, own]
+        text = "\n\n".join([*parts, "#endif /* @@_H */"]) + "\n"
         text = text.replace("@@", self.prefix.upper()).replace("@", self.prefix)
         return f"{self._comment()}\n{text}"
 
@@ -182,17 +164,14 @@ class CHeader:
         ]
         return "\n\n".join(parts)
 
-    def _functions_for(self, code: str) -> list[str]:
-        """Return what the code needs of step.h."""
+    def _functions(self) -> str:
+        """Return step.h for the type of the model, whose functions compilers leave out if nothing
+        calls them.
+        """
         text = files("fluxutils_py.exporting").joinpath("step.h").read_text("utf-8")
-        is_double = self.real == "double"
-        text = resolved(text, {"STEP_DOUBLE": is_double, "STEP_DECLARED": True})
-        text = re.sub(r"^#define (real|STEP_MATH)\b.*\n", "", text, flags=re.MULTILINE)
-        text = re.sub(r"STEP_MATH\((\w+)\)", r"\1" if is_double else r"\1f", text)
-        # the type, not the word in a comment
-        text = re.sub(r"\breal(?=\)| \*?\w)", self.real, text)
-        roots = Definition(frozenset(), code).uses()
-        return [d.text for d in needed(definitions(text), roots)]
+        for word, written in (("real", self.real), ("STEP_", "@@_STEP_"), ("step_", "@_step_")):
+            text = text.replace(word, written)
+        return f"#define @@_STEP_DOUBLE\n{text}" if self.real == "double" else text
 
     # -- tables and states -------------------------------------------------------------------------
 
@@ -232,13 +211,13 @@ class CHeader:
             variables.insert(0, "double out[@@_N_OUT];")
         if self.before:
             variables.insert(0, f"double in[{n}];")
-            lines = [f"step_widen(x, in, {n});"]
+            lines = [f"@_step_widen(x, in, {n});"]
             for k, transform in enumerate(self.before):
                 lines += self._transform(transform, f"input{k}", "in", n)
-            lines.append(f"step_narrow(in, {first}, {n});")
-            lines.append(f"status = step_check({first}, {n});")
+            lines.append(f"@_step_narrow(in, {first}, {n});")
+            lines.append(f"status = @_step_check({first}, {n});")
         else:
-            lines = [f"step_copy(x, {first}, {n});", f"status = step_check({first}, {n});"]
+            lines = [f"@_step_copy(x, {first}, {n});", f"status = @_step_check({first}, {n});"]
         return [*variables, *lines, "if (status < 0) {", f"    {MISSING}", "    return -1;", "}"]
 
     def _transform(self, transform: Transform, name: str, array: str, n: str) -> list[str]:
@@ -250,15 +229,15 @@ class CHeader:
             return [f"for (i = 0; i < {n}; i++) {array}[i] = {FUNCTIONS[kind]}({array}[i]);"]
         tables = [self._table(f"{name}_{k}", v) for k, v in enumerate(transform.values)]
         if kind != "forward_fill":
-            return [f"step_{kind}({', '.join([array, *tables])}, {n});"]
+            return [f"@_step_{kind}({', '.join([array, *tables])}, {n});"]
         last = self._add_state(f"last_{name}", "double", np.full(self.program.n_in, np.nan))
         return [
             # now, because the state is about to change
-            f"if (step_any_infinite({array}, {n})) {{",
+            f"if (@_step_any_infinite({array}, {n})) {{",
             f"    {MISSING}",
             "    return -1;",
             "}",
-            f"step_forward_fill({array}, {last}, {tables[0]}, {n});",
+            f"@_step_forward_fill({array}, {last}, {tables[0]}, {n});",
         ]
 
     def _model(self) -> list[str]:
@@ -290,20 +269,20 @@ class CHeader:
         n = "@@_N_OUT"
         found = self._room.of_value(len(self.program.operations))
         if self.description.classes is not None:
-            lines = [f"step_softmax({found}, y, {n});"]
+            lines = [f"@_step_softmax({found}, y, {n});"]
             if self.description.class_weight is not None:
                 table = self._constants("log_weight", np.log(self.description.class_weight))
                 lines = [
                     f"for (i = 0; i < {n}; i++) y[i] = ({found})[i] - {table}[i];",
-                    f"step_softmax(y, y, {n});",
+                    f"@_step_softmax(y, y, {n});",
                 ]
         elif self.after:
-            lines = [f"step_widen({found}, out, {n});"]
+            lines = [f"@_step_widen({found}, out, {n});"]
             for k, transform in enumerate(self.after):
                 lines += self._transform(transform, f"output{k}", "out", n)
             lines.append(f"for (i = 0; i < {n}; i++) y[i] = ({self.output})out[i];")
         else:
-            lines = [f"step_copy({found}, y, {n});"]
+            lines = [f"@_step_copy({found}, y, {n});"]
         return [*lines, "if (status > 0) {", f"    {MISSING}", "}", "return status;"]
 
     def _label(self) -> list[str]:
@@ -326,7 +305,7 @@ class CHeader:
         statements = [f"static const {element}labels[] = {{{', '.join(values)}}};"]
         weight = self.description.class_weight
         if weight is None:
-            statements.append(f"return labels[step_argmax(probabilities, {n})];")
+            statements.append(f"return labels[@_step_argmax(probabilities, {n})];")
         else:
             table = self._constants("class_weight", weight)
             statements += [
@@ -334,7 +313,7 @@ class CHeader:
                 "int i;",
                 f"for (i = 0; i < {n}; i++)",
                 f"    weighted[i] = probabilities[i] * {table}[i];",
-                f"return labels[step_argmax(weighted, {n})];",
+                f"return labels[@_step_argmax(weighted, {n})];",
             ]
         signature = f"{kind}@_label(const @_output *probabilities)"
         return [function(self._label_is(), signature, statements)]

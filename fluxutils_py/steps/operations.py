@@ -289,7 +289,7 @@ class Activation(Operation):
         return NativeCall(3, _FUNCTIONS.index(self.function), alpha=self.alpha)
 
     def c(self, names: Names) -> list[str]:
-        function = f"STEP_{self.function.upper()}"
+        function = f"@@_STEP_{self.function.upper()}"
         alpha = names.number(self.alpha)
         return [_call("activate", function, alpha, names.x, names.y, self.n_out)]
 
@@ -492,8 +492,8 @@ def quantized(weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _call(function: str, *arguments: object) -> str:
-    """Return the call of a function of step.h."""
-    return f"step_{function}({', '.join(map(str, arguments))});"
+    """Return the call of a function of step.h; @ stands for the prefix of names."""
+    return f"@_step_{function}({', '.join(map(str, arguments))});"
 
 
 def _product(

@@ -236,7 +236,7 @@ int main(void) {
 @pytest.mark.parametrize(
     ("classes", "format"),
     [
-        (["low", 'a "b" \\ ??/ \u00e4\n', "*/ high"], "%s"),
+        (["step_low", 'a "b" \\ ??/ \u00e4\n', "*/ high"], "%s"),
         ([3, 4, -70], "%lld"),
         ([1.0, 2.0, -4.0], "%.17g"),
         ([False, True], "%lld"),
@@ -345,11 +345,11 @@ def test_weights_of_8_bits_say_their_error(cell, n_missing, target, x, rng, tmp_
     assert np.nanmax(np.abs(found - wanted)) == pytest.approx(said, rel=1e-2, abs=1e-5)
     text = (tmp_path / "model.h").read_text()
     assert f"{said:.3g}" in text
-    assert "signed char" in text
+    assert "static const signed char" in text
     est.export(tmp_path / "floats.h", format="c")
     # weights that do differ
     assert said > 1e-5
-    assert "signed char" not in (tmp_path / "floats.h").read_text()
+    assert "static const signed char" not in (tmp_path / "floats.h").read_text()
     assert est.export(tmp_path / "model.h", format="c", quantize="int8") > 1e-5
     assert "standard-normal" in (tmp_path / "model.h").read_text()
 

@@ -36,6 +36,10 @@ struct Heap {
 static const int ROWS[11][3] = {{4, 4, 4}, {4, 3, 3}, {1, 1, 1}, {1, 1, 1}, {4, 4, 4}, {4, 1, 3},
                                 {3, 2, 2}, {3, 1, 2}, {4, 3, 3}, {2, 2, 0}, {3, 3, 0}};
 
+static int64_t n_states_of(const fluxutils_step_operation &p) {
+    return p.kind == FK_STEP_CELL && (p.cell == FK_LSTM || p.cell == FK_FLSTM) ? 2 : 1;
+}
+
 template <class T> static bool run_model(int64_t call_number) {
     Heap heap;
     const int64_t F = 1 + below(9), B = 1 + below(4), n_operations = 1 + below(5);
@@ -64,7 +68,7 @@ template <class T> static bool run_model(int64_t call_number) {
             p.w = heap.random<T>(n * p.x_rows * m), p.w_h = heap.random<T>(m * p.h_rows * m);
             p.bias = heap.random<T>(p.rows * m), p.other = place;
             place += p.rows * m;
-            p.states = states_of(p.cell == FK_LSTM || p.cell == FK_FLSTM ? 2 : 1, B * m);
+            p.states = states_of(n_states_of(p), B * m);
         } else if (p.kind == FK_STEP_ACTIVATION) {
             p.cell = below(10);
         } else if (p.kind == FK_STEP_ADD) {
@@ -110,7 +114,7 @@ template <class T> static bool run_model(int64_t call_number) {
     std::vector<fluxutils_step_operation> copies = operations;
     for (auto &p : copies) {
         if (!p.states) continue;
-        const int64_t bytes = p.n_out * sizeof(T), n_states = p.cell == FK_LSTM || p.cell == FK_FLSTM ? 2 : 1;
+        const int64_t bytes = p.n_out * sizeof(T), n_states = n_states_of(p);
         void *const *given = p.states;
         p.states = states_of(n_states, p.n_out);
         for (int64_t k = 0; k < n_states; k++)
