@@ -121,16 +121,6 @@ class SeqLoss:
         return criterion is F.mse_loss
 
     @property
-    def is_plain_cross_entropy(self) -> bool:
-        """Whether the loss is the mean of the cross-entropies of all targets that count."""
-        criterion = self.criterion
-        if type(criterion) is nn.CrossEntropyLoss:
-            has_weights = criterion.weight is not None or criterion.label_smoothing != 0
-            is_mean = criterion.reduction == "mean" and self.ignore_index < 0
-            return is_mean and not has_weights and not is_intercepted(criterion)
-        return criterion is F.cross_entropy
-
-    @property
     def elementwise(self) -> bool:
         """Whether the criterion gives one value per output, so that single outputs of a step can be
         masked.
