@@ -9,10 +9,10 @@ import h5py
 import numpy as np
 
 from fluxutils_py.data.arrays import AsRead, DuckArray, is_nonblocking, read_block
+from fluxutils_py.data.hdf5.attributes import get_feature_names
 from fluxutils_py.data.hdf5.datasets import locate_dataset, open_located
-from fluxutils_py.data.hdf5.feature_names import get_feature_names
-from fluxutils_py.data.hdf5.h5map import H5Map, reopen
-from fluxutils_py.data.hdf5.identity import current_identity, identity_at
+from fluxutils_py.data.hdf5.h5map import H5Map
+from fluxutils_py.data.hdf5.opening import current_identity, identity_of
 from fluxutils_py.data.indexing import Index, as_key, compose_index
 from fluxutils_py.errors import DataError
 
@@ -182,20 +182,21 @@ def as_picklable(source: Any) -> Any:
         root = root.base
     if not isinstance(root, np.memmap) or getattr(root, "filename", None) is None:
         return source
-    if root.mode == "c":  # the file lacks the changes; joblib would nevertheless send its name
+    # the file lacks changes of mode "c", though joblib would send its name
+    if root.mode == "c" or not source.size:
         return np.array(source)
     address = source.__array_interface__["data"][0]
     first_byte = root.__array_interface__["data"][0] - root.offset  # of the file
     path = str(root.filename)
     return _Recipe(
-        reopen,
+        H5Map,
         path,
         source.dtype,
         source.shape,
         source.strides,
         address - first_byte,
         "r",
-        current_identity(path, identity_at(path)),
+        current_identity(path, identity_of(path)),
     )
 
 

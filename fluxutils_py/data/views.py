@@ -14,8 +14,8 @@ import h5py
 import numpy as np
 
 from fluxutils_py.data.arrays import DuckArray, as_three_axes
+from fluxutils_py.data.hdf5.attributes import Names, get_feature_names
 from fluxutils_py.data.hdf5.datasets import check_dataset
-from fluxutils_py.data.hdf5.feature_names import Names, get_feature_names
 from fluxutils_py.data.hdf5.h5lazy import H5Lazy
 from fluxutils_py.data.indexing import Index, compose_index, contiguous_runs, parse_index
 from fluxutils_py.data.lazy import (

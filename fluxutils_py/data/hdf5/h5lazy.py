@@ -9,22 +9,20 @@ import h5py
 import numpy as np
 
 from fluxutils_py.data.arrays import DuckArray, SlicedArray
-from fluxutils_py.data.hdf5.datasets import open_located, warn_of_packing
-from fluxutils_py.data.hdf5.feature_names import read_names
-from fluxutils_py.data.hdf5.identity import current_identity, identity_of
+from fluxutils_py.data.hdf5.attributes import fnt_axes, read_axes, read_names, warn_of_packing
+from fluxutils_py.data.hdf5.datasets import check_sources, open_located
 from fluxutils_py.data.hdf5.opening import (
     PathLike,
     Shape,
     check_path,
+    current_identity,
     describe,
     find_dataset,
-    fnt_axes,
+    identity_of,
     numpy_dtype,
     open_file,
-    read_axes,
     wrap_h5_errors,
 )
-from fluxutils_py.data.hdf5.source_files import check_open_file_limit, check_sources
 from fluxutils_py.data.indexing import Index, read_slices
 from fluxutils_py.errors import H5DataError
 
@@ -213,27 +211,32 @@ class H5Lazy(DuckArray):
             if self.swmr:
                 dataset.refresh()
             dataset.read_direct(out, source)
-            if self._virtual:
-                check_open_file_limit(describe(self.path, self.name))
-        except H5DataError:
+        except (OSError, RuntimeError, TypeError, ValueError) as error:
+            if self.closed:  # meanwhile, by another thread
+                self._dataset()
+            raise H5DataError(
+                f"{describe(self.path, self.name)} cannot be read at {source} ({error}); check the "
+                "file and its sources, or write it again"
+            ) from error
+        if self._virtual:
+            self._check_open_file_limit()
+
+    def _check_open_file_limit(self) -> None:
+        """Check that HDF5 could open all sources of a virtual dataset that was just read.
+
+        It keeps the sources open: if one more file can be opened, none was left out. Sources beyond
+        as many files as this process may open are taken for missing.
+        """
+        try:
+            os.close(os.open(os.devnull, os.O_RDONLY))
+        except OSError as error:
             # a source that HDF5 has not found stays missing while the file is open
             handle = self._handle
             self._handle = None
             if handle is not None:
                 handle.file.close()
-            raise
-        except (OSError, RuntimeError, TypeError, ValueError) as error:
-            if self.closed:  # meanwhile, by another thread
-                self._dataset()
             raise H5DataError(
-                f"{describe(self.path, self.name)} cannot be read at {_key_text(source)} "
-                f"({error}); check the file and its sources, or write it again"
+                f"{describe(self.path, self.name)} is virtual and needs more files open at once "
+                f"than this process may have ({error.strerror}); raise the limit, as with `ulimit "
+                "-n 65536`, or copy it with h5concat(..., virtual=False)"
             ) from error
-
-
-def _key_text(key: tuple[slice, ...]) -> str:
-    texts = []
-    for s in key:
-        step = "" if s.step in (None, 1) else f":{s.step}"
-        texts.append(f"{s.start}:{s.stop}{step}")
-    return f"[{', '.join(texts)}]"
