@@ -4,9 +4,7 @@ step.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Self
 
@@ -29,55 +27,6 @@ from fluxutils_py.data.lazy import (
 from fluxutils_py.data.ragged import is_list_of_series, require_list_of_series
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.validation import check_integer
-
-
-@dataclass(frozen=True)
-class Flattened:
-    """The facts that are kept of a :func:`samples` view that was read as a matrix."""
-
-    columns: int
-    steps: int
-    ends: np.ndarray  # (N, 2): the first and the last column
-
-
-ENOUGH_ROWS = 5  # of fewer, other data might look scaled by chance
-ROUNDING = 1e-6  # of correlations of float32 columns
-# scikit-learn passes on matrices, not views: this is how an estimator behind a StandardScaler
-# learns T all the same
-RECENT: deque[Flattened] = deque(maxlen=8)
-
-
-def flattened_steps(matrix: np.ndarray) -> int | None:
-    """Return T if a matrix comes from a ``samples`` view that was lately flattened; else None.
-
-    It does if its first row is one of the view, or if all rows are there and a tool has scaled the
-    columns, as ``StandardScaler`` does.
-    """
-    if not len(matrix):
-        return None
-    ends = matrix[:, [0, -1]].astype(np.float64)
-    for seen in reversed(RECENT):
-        if seen.columns != matrix.shape[1]:
-            continue
-        has_first_row = (seen.ends == ends[0]).all(1).any()
-        if has_first_row or _are_scaled(seen.ends, ends):
-            return seen.steps
-    return None
-
-
-def _are_scaled(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether each column of ``b`` is that of ``a`` times a number plus a number, to the rounding
-    of float32.
-    """
-    if a.shape != b.shape or len(a) < ENOUGH_ROWS:
-        return False
-    with np.errstate(over="ignore", invalid="ignore"):  # infinite values are not scaled ones
-        a = a - a.mean(0)
-        b = b - b.mean(0)
-        norms = np.sqrt((a**2).sum(0)) * np.sqrt((b**2).sum(0))
-        covariance = (a * b).sum(0)
-        correlated = abs(covariance) > (1 - ROUNDING) * norms
-    return bool((norms > 0).all() and correlated.all())
 
 
 class SequenceView(DuckArray):
@@ -257,16 +206,6 @@ class SamplesView(SequenceView):
     """One row per series: (N, F * T), column ``f * T + t``."""
 
     axis = 1
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        matrix = super().__array__(dtype, copy)
-        n_steps = self.array.shape[2]
-        # a matrix of one step per series needs no help: its columns are the features
-        if n_steps > 1 and matrix.size and matrix.dtype.kind in "iuf":
-            ends = matrix[:, [0, -1]].astype(np.float64)
-            flattened = Flattened(matrix.shape[1], n_steps, ends)
-            RECENT.append(flattened)
-        return matrix
 
 
 class TimestepsView(SequenceView):

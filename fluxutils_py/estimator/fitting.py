@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from fluxutils_py.data import SeriesArray
-from fluxutils_py.errors import DataError, ShapeError, SpecError
+from fluxutils_py.errors import DataError, ShapeError, SpecError, warn
 from fluxutils_py.estimator.assembled_fit import FitPlan, Training
 from fluxutils_py.estimator.building import (
     build_model,
@@ -28,16 +28,9 @@ from fluxutils_py.estimator.building import (
 from fluxutils_py.estimator.calibrating import HeldOut
 from fluxutils_py.estimator.conformal import Calibration
 from fluxutils_py.estimator.data_warnings import (
-    refuse_renumbered_labels,
-    warn,
-    warn_cut,
-    warn_last_layer,
     warn_one_class,
-    warn_repeated_search,
     warn_single_steps,
     warn_truncated_layers,
-    warn_unlike_training,
-    warn_unscaled,
 )
 from fluxutils_py.estimator.estimator_settings import Settings, as_callbacks
 from fluxutils_py.estimator.fingerprint import shapes_and_digests
@@ -51,6 +44,7 @@ from fluxutils_py.estimator.spec import LR_SCHEDULES, Spec, read_spec
 from fluxutils_py.estimator.underfitting_warnings import (
     warn_few_updates,
     warn_nothing_learnt,
+    watch_scales,
     watch_targets,
 )
 from fluxutils_py.inputs.inputs import Inputs, feature_counts
@@ -112,9 +106,6 @@ def _run_fit(est: SeriesEstimator, request: FitRequest) -> None:
         with_hooks = replace(settings, callbacks=callbacks)
         ranks.require_equal(course_of_fit(with_hooks, earlier is not None, request.epochs))
         require_gradients("fit")
-        warn_repeated_search(ranks)
-        if settings.is_classifier:
-            refuse_renumbered_labels(request.x, request.y)
         # before data are read, as both decide how they are cut
         randomness = _shared_randomness(settings, earlier, ranks)
         saved = None
@@ -140,7 +131,7 @@ def _run_fit(est: SeriesEstimator, request: FitRequest) -> None:
         if is_closed_form(training.step.model) and not request.is_fit:
             raise _no_partial_fit(est)
         # now, when a model exists that tells what it sees, and before any time is spent
-        _warn_about(training, est, request)
+        _warn_about(training, request)
         require_same_fit(training)
         end_fit = _begin_fit(est, training, request)
         # a partial_fit may be of data unlike those before
@@ -396,26 +387,21 @@ def _shared_randomness(
     return shared
 
 
-def _warn_about(training: Training, est: SeriesEstimator, request: FitRequest) -> None:
-    """Warn about data that the model is likely to learn the wrong thing from."""
+def _warn_about(training: Training, request: FitRequest) -> None:
+    """Warn on rank 0 about data that the model is likely to learn the wrong thing from."""
     data = training.data
     model = training.step.model
-    warn_single_steps(request.x, data.inputs, model)
-    # what follows reads data, and one rank is enough to say it
-    if training.loop.ranks.rank > 0:
+    if training.loop.ranks.rank > 0 or training.resume:  # the first fit has said it
         return
+    warn_single_steps(data.inputs, model)
     warn_one_class(data.codec.classes)
-    # the first fit has said it, and some models standardise their inputs themselves
-    if not training.resume and not takes_gaps(model):
-        warn_unscaled(data.windows, model, request.y, getattr(est, "scale_target", None))
-    if request.validation_data is not None:
-        warn_unlike_training(data.windows, data.validation)
-    if not training.resume and not is_closed_form(model):
-        if data.spec.gradient == "exact":
-            warn_truncated_layers(model)
-        with seeded(0):
-            warn_last_layer(model, data.loss, first_steps(data.windows, next(model.parameters())))
-    if request.is_fit and not request.resume and not is_closed_form(model):
+    if is_closed_form(model):
+        return
+    if data.spec.gradient == "exact":
+        warn_truncated_layers(model)
+    if not takes_gaps(model):
+        watch_scales(training)
+    if request.is_fit and not request.resume:
         warn_few_updates(training.plan, data.spec.accumulate)
 
 
@@ -734,17 +720,14 @@ def tensor_batches(
         windows.gap_value = math.nan
         if data.validation is not None:
             data.validation.gap_value = math.nan
-    if _adapt_windows(data, model) and windows.seqsize < windows.segments.max_length:
-        with seeded(0):
-            warn_cut(model, steps, data.spec.overlap, windows.seqsize)
+    _adapt_windows(data, model)
     return TensorBatches(
         windows, parameter.dtype, parameter.device, rng, rank=ranks.rank, size=ranks.size
     )
 
 
-def _adapt_windows(data: FitData, model: nn.Module) -> bool:
-    """Adapt overlap and length of the windows to the model; tell whether it is one without state
-    that takes windows.
+def _adapt_windows(data: FitData, model: nn.Module) -> None:
+    """Adapt overlap and length of the windows to the model.
 
     A model without state sees earlier steps at the start of each window. Validation with a mean
     over steps takes longer windows than training where it can, since it stores nothing for
@@ -752,8 +735,7 @@ def _adapt_windows(data: FitData, model: nn.Module) -> bool:
     """
     validation = data.validation
     # set by takes_windows, which has tried the model out
-    stateless = cached_window_mode(model) == "windows" and not recurrent_layers(model)
-    if stateless:
+    if cached_window_mode(model) == "windows" and not recurrent_layers(model):
         data.windows.overlap_into_burn_in = True
         if validation is not None:
             validation.overlap_into_burn_in = True
@@ -763,7 +745,6 @@ def _adapt_windows(data: FitData, model: nn.Module) -> bool:
         # a model that says so itself may want windows of the length that it was trained on
         if not hasattr(model, "takes_windows"):
             validation.seqsize = max(validation.seqsize, VALIDATION_STEPS // together)
-    return stateless
 
 
 # -- run ---------------------------------------------------------------------------------------

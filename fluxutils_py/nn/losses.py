@@ -245,29 +245,6 @@ class SeqLoss:
             n_steps += float(weight.mean())
         return losses * len(sums) / n_steps
 
-    def misfit(self, out: Tensor) -> str | None:
-        """Return what is wrong with the last layer of a model, as its outputs (S, B, G) tell, which
-        have a gradient; None if it fits the loss.
-        """
-        core = _innermost_function(self.criterion)
-        if _takes_log_odds(core):
-            if out.grad_fn is None or not out.grad_fn.name().startswith("Sigmoid"):
-                return None
-            return "takes log-odds, and the model ends in a sigmoid: leave that out"
-        if not self.classes or out.dim() < 3 or out.shape[-1] < 2:
-            return None
-        values = out.detach().double()
-        if isinstance(core, nn.NLLLoss) or core is F.nll_loss:
-            if _sum_to_one(values.exp()):
-                return None
-            return (
-                "takes log-probabilities, and those of the model do not belong to probabilities "
-                "that sum to 1: end it with nn.LogSoftmax(-1), or use nn.CrossEntropyLoss()"
-            )
-        if not _sum_to_one(values):
-            return None
-        return "takes scores, and the model gives probabilities: leave out its softmax"
-
     # -- one output ------------------------------------------------------------------------------
 
     def _output_loss(self, out: Tensor, y: Tensor, ws: Tensor | None) -> Tensor:
@@ -405,12 +382,6 @@ def _remedy_for_axes(out: Tensor, y: Tensor) -> str:
 def _range(values: Tensor) -> str:
     lowest, highest = values.detach().aminmax()
     return f"{float(lowest):.3g} to {float(highest):.3g}"
-
-
-def _sum_to_one(values: Tensor) -> bool:
-    """Whether these are probabilities, over the last axis, to rounding."""
-    totals = values.sum(-1)
-    return bool((values >= 0).all()) and torch.allclose(totals, torch.ones_like(totals), atol=1e-3)
 
 
 def _value_sums(y: Tensor, ws: Tensor | None) -> Tensor:

@@ -23,7 +23,6 @@ from tests.plain_networks import PLAIN
 
 N, T = 37, 43
 EPOCHS = 12
-pytestmark = pytest.mark.filterwarnings("ignore:feature 1 of y varies by no more than")
 ALL = [Estimator, EstimatorRegressor, EstimatorClassifier, SequenceRegressor, SequenceClassifier]
 every = pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
 LABELS = np.array(["down", "flat", "up"], object)

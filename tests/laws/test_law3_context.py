@@ -126,9 +126,6 @@ def loop(task, model, overlap=OVERLAP, burn_in=0, loss=F.mse_loss):
 
 
 @pytest.mark.few
-@pytest.mark.filterwarnings(
-    "ignore:the outputs of Causal change with steps more than overlap"
-)  # 0 and 3 are too few
 @pytest.mark.parametrize("overlap", [0, 3, OVERLAP, 13])
 @pytest.mark.parametrize("burn_in", [0, 4])
 def test_fit_is_the_loop_whose_windows_begin_with_the_steps_before(overlap, burn_in):
