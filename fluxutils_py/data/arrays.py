@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import h5py
@@ -214,6 +214,47 @@ def with_read_dtype(array: Any, name: str) -> Any:
     # the values of packed variables of NetCDF are floats, though their dtype says integers
     dtype = plain_block(array[(slice(0, 1),) * len(array.shape)], name).dtype
     return array if dtype == declared else AsRead(array, dtype)
+
+
+WAYS = '.float(), .to_dense(), .toarray(), .compute(), .to_pandas() or ["name"]'
+
+
+def refuse_source(value: Any, name: str) -> None:
+    """Raise DataError for what cannot be read as an array, though users may pass it for one: a
+    group of arrays, a loader, a sparse matrix, a tensor that NumPy lacks.
+
+    ``name`` is that in messages.
+    """
+    is_single = not (hasattr(value, "__iter__") or hasattr(value, "__getitem__"))
+    if is_single or isinstance(value, np.ndarray | dict):
+        return
+    problem = _why_unreadable(value)
+    if problem:
+        cls = type(value)
+        raise DataError(
+            f"{name} must be an array, got {cls.__module__}.{cls.__qualname__}, which {problem}; "
+            f"give an array (F, N, T), or list({name}) of series (F, T_i), dense and with values, "
+            f"as {name}{WAYS} gives, whichever it has"
+        )
+
+
+def _why_unreadable(value: Any) -> str | None:
+    is_sliced = hasattr(value, "shape") and hasattr(value, "__getitem__")
+    is_whole = hasattr(value, "__array__") or isinstance(value, Sequence | memoryview)
+    if isinstance(value, Mapping) or not (is_sliced or is_whole):
+        return "has no shape, or no slices"
+    if hasattr(value, "toarray"):
+        return "is sparse"
+    shape = getattr(value, "shape", ())
+    # dask has NaN for sizes that it has not computed
+    if isinstance(shape, tuple) and any(isinstance(n, float) for n in shape):
+        return f"has the shape {shape}: call compute_chunk_sizes() first"
+    if is_tensor(value) and hasattr(value, "layout") and shape:
+        try:
+            value.detach()[..., :0].cpu().numpy()
+        except (NotImplementedError, RuntimeError, TypeError, ValueError):
+            return f"is of {value.dtype} and {value.layout} on {value.device}, which NumPy lacks"
+    return None
 
 
 def with_shape(value: Any) -> Any:

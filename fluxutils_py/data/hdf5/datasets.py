@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import h5py
 import numpy as np
 
+from fluxutils_py.data.arrays import refuse_source
 from fluxutils_py.data.hdf5.attributes import warn_of_packing
 from fluxutils_py.data.hdf5.opening import (
     FileIdentity,
@@ -23,7 +24,6 @@ from fluxutils_py.data.hdf5.opening import (
     open_file,
     wrap_h5_errors,
 )
-from fluxutils_py.data.refused_sources import refuse_source
 from fluxutils_py.errors import DataError, H5DataError
 
 PLAIN = int | float | str | np.ndarray | np.generic | None
@@ -42,8 +42,7 @@ def check_dataset(array: Any, name: str) -> Any:
     Raises
     ------
     DataError
-        If it cannot be read as an array (see :mod:`~fluxutils_py.data.refused_sources`), or is an
-        h5py dataset whose file was closed.
+        If it cannot be read as an array, or is an h5py dataset whose file was closed.
     H5DataError
         If a file that it takes data from is missing: HDF5 would give fill values.
 
