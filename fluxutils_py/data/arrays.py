@@ -9,16 +9,8 @@ from typing import Any
 
 import h5py
 import numpy as np
-from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from fluxutils_py.data.indexing import (
-    Index,
-    as_key,
-    compose_index,
-    index_names,
-    parse_index,
-    read_slices,
-)
+from fluxutils_py.data.indexing import Index, as_key, parse_index, read_slices
 from fluxutils_py.errors import DataError, ShapeError
 
 
@@ -35,14 +27,11 @@ class DuckArray:
     dtype : numpy.dtype
     nonblocking : bool
         Whether reading never waits for a disk.
-    lazy_slices : bool
-        Whether slices are read only when they are indexed in turn, or converted by ``np.asarray``.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype
     nonblocking: bool = False
-    lazy_slices: bool = False
 
     def read(self, *index: Index) -> np.ndarray:
         """Return the block where the given places of every axis meet (``oindex`` of zarr)."""
@@ -68,9 +57,6 @@ class DuckArray:
 
     def __getitem__(self, key: Any) -> Any:
         index = parse_index(key, self.shape)
-        slices = [places for places in index if isinstance(places, range)]
-        if self.lazy_slices and slices and len(slices) == self.ndim:
-            return SlicedArray(self, key, slices)
         block = self.read(*(range(i, i + 1) if isinstance(i, int) else i for i in index))
         # NumPy may move the axis of an array of indices that stands with a single index: indexing
         # the block by such a pair again moves it likewise
@@ -89,45 +75,6 @@ def _key_of_block(places: int | Index, has_single: bool) -> Any:
     if has_single and isinstance(places, np.ndarray):
         return np.arange(len(places))
     return slice(None)
-
-
-class SlicedArray(NDArrayOperatorsMixin, DuckArray):
-    """A slice of another lazy array, which is read when it is indexed in turn.
-
-    Operators read it, and give NumPy arrays.
-
-    Attributes
-    ----------
-    feature_names : tuple of str or None
-        Those of the features that the slice keeps.
-    """
-
-    lazy_slices = True
-
-    def __init__(self, source: DuckArray, key: Any, index: Sequence[range]) -> None:
-        names = getattr(source, "feature_names", None)
-        self.feature_names = index_names(names, key, source.ndim)
-        self.shape = tuple(map(len, index))
-        self.dtype = source.dtype
-        self.index: Sequence[Index] = index
-        self.source = source
-        if isinstance(source, SlicedArray):
-            self.index = list(map(compose_index, source.index, index))
-            self.source = source.source
-
-    @property
-    def nonblocking(self) -> bool:  # type: ignore[override]  # as the source now is
-        return self.source.nonblocking
-
-    def __repr__(self) -> str:
-        return f"{super().__repr__()[:-1]}, of {self.source!r})"
-
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        arrays = [np.asarray(a) if isinstance(a, DuckArray) else a for a in inputs]
-        return getattr(ufunc, method)(*arrays, **options)
-
-    def read(self, *index: Index) -> np.ndarray:
-        return self.source.read(*map(compose_index, self.index, index))
 
 
 def read_block(source: Any, *index: Index) -> np.ndarray:

@@ -18,8 +18,8 @@ from fluxutils_py.data.arrays import (
     with_read_dtype,
 )
 from fluxutils_py.data.hdf5.datasets import check_dataset
-from fluxutils_py.data.indexing import Index, as_key, parse_index
-from fluxutils_py.data.lazy import DerivedArray, Function, as_picklable
+from fluxutils_py.data.indexing import Index, parse_index
+from fluxutils_py.data.lazy import as_picklable
 from fluxutils_py.errors import DataError, ShapeError
 
 TIME_FIRST = ": arrays (T_i, F) become so by a.T"
@@ -145,33 +145,6 @@ class RaggedArray(DuckArray):
             if t.start < stop:  # else the series ends before
                 n_steps = stop - t.start
                 self.arrays[series][:, t.start : stop] = values[:, i, :n_steps]
-
-
-class MappedSeries(DerivedArray):
-    """A function of one series (F, T_i), applied when it is read.
-
-    Parameters
-    ----------
-    source : array of shape (F, T_i)
-    function : callable
-        Takes and returns blocks (F, n, t) for any n and t; F may change.
-    """
-
-    def __init__(self, source: Any, function: Function) -> None:
-        self.source = source
-        self.function = function
-        n_features, n_steps = source.shape
-        zeros = np.zeros((n_features, 1, 1), source.dtype)
-        trial = function(zeros)  # for its F and dtype
-        self.shape = (trial.shape[0], int(n_steps))
-        self.dtype = trial.dtype
-
-    def read(self, *index: Index) -> np.ndarray:
-        features, steps = index
-        # a function may need all features
-        block = read_block(self.source, range(self.source.shape[0]), steps)
-        mapped = self.function(block[:, None])
-        return mapped[:, 0][as_key(features)]
 
 
 def is_list_of_series(value: object) -> bool:

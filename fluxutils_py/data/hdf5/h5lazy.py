@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from fluxutils_py.data.arrays import DuckArray, SlicedArray
+from fluxutils_py.data.arrays import DuckArray
 from fluxutils_py.data.hdf5.attributes import fnt_axes, read_axes, read_names, warn_of_packing
 from fluxutils_py.data.hdf5.datasets import check_sources, open_located
 from fluxutils_py.data.hdf5.opening import (
@@ -23,7 +25,13 @@ from fluxutils_py.data.hdf5.opening import (
     open_file,
     wrap_h5_errors,
 )
-from fluxutils_py.data.indexing import Index, read_slices
+from fluxutils_py.data.indexing import (
+    Index,
+    compose_index,
+    index_names,
+    parse_index,
+    read_slices,
+)
 from fluxutils_py.errors import H5DataError
 
 
@@ -39,14 +47,13 @@ class _Handle(NamedTuple):
 _inherited: list[_Handle] = []
 
 
-class H5Lazy(DuckArray):
+class H5Lazy(NDArrayOperatorsMixin, DuckArray):
     """A dataset that cannot be mapped (chunked, compressed, virtual, ...), as a lazy array of shape
     (F, N, T).
 
     It is not an ndarray. Slices of it are lazy too, as those of a map are views, and arithmetic
-    with slices gives ndarrays. It takes integers
-    as NumPy does, and along one axis an array of indices or booleans, in any order: these read a
-    fresh array, as does ``np.asarray`` of the whole or of a slice.
+    reads and gives ndarrays. It takes integers as NumPy does, and along one axis an array of
+    indices or booleans, in any order: these read a fresh array, as does ``np.asarray``.
 
     It pickles as the names of file and dataset, and opens the same file or none; sources of a
     virtual dataset are found by their names. After a fork, each process opens its own file. Several
@@ -83,8 +90,6 @@ class H5Lazy(DuckArray):
         If the dataset cannot be read; when indexed, if it was closed or the file was replaced.
     """
 
-    lazy_slices = True
-
     def __init__(
         self,
         path: PathLike,
@@ -104,7 +109,8 @@ class H5Lazy(DuckArray):
             with wrap_h5_errors(where):
                 self._axes = fnt_axes(read_axes(dataset, axes, where), dataset.ndim)
                 self.dtype = numpy_dtype(dataset)
-                self.shape = self._fnt_shape(dataset)
+                self._whole = self.shape = self._fnt_shape(dataset)
+                self._index: Sequence[Index] | None = None  # of a slice
                 self.feature_names = None
                 if dataset.ndim == 3:
                     self.feature_names = read_names(dataset, self.shape[0])
@@ -128,14 +134,25 @@ class H5Lazy(DuckArray):
 
     def __getitem__(self, key: Any) -> Any:
         self._dataset()  # opened once for all slices
-        part = super().__getitem__(key)
-        if isinstance(part, SlicedArray):  # it opens the file again if this one is closed before
-            part.source = object.__new__(type(self))
-            part.source.__dict__.update(self.__dict__)
+        index = [places for places in parse_index(key, self.shape) if isinstance(places, range)]
+        if len(index) < self.ndim:
+            return super().__getitem__(key)
+        part = object.__new__(type(self))  # it opens the file again if this one is closed before
+        part.__dict__.update(self.__dict__)
+        part.feature_names = index_names(self.feature_names, key, self.ndim)
+        part.shape = tuple(map(len, index))
+        part._index = self._in_whole(index)
         return part
 
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        arrays = [np.asarray(a) if isinstance(a, DuckArray) else a for a in inputs]
+        return getattr(ufunc, method)(*arrays, **options)
+
     def read(self, *index: Index) -> np.ndarray:
-        return read_slices(self._read_slices, index, strides=True)
+        return read_slices(self._read_slices, self._in_whole(index), strides=True)
+
+    def _in_whole(self, index: Sequence[Index]) -> Sequence[Index]:
+        return index if self._index is None else list(map(compose_index, self._index, index))
 
     # -- the file ----------------------------------------------------------------------------------
 
@@ -153,7 +170,9 @@ class H5Lazy(DuckArray):
         dataset = self._dataset()
         with wrap_h5_errors(describe(self.path, self.name)):
             dataset.refresh()
-            self.shape = self._fnt_shape(dataset)
+            self._whole = self._fnt_shape(dataset)
+        if self._index is None:
+            self.shape = self._whole
         return self
 
     def _fnt_shape(self, dataset: h5py.Dataset) -> Shape:
@@ -186,7 +205,7 @@ class H5Lazy(DuckArray):
             # the parent has the file open, and may have written to it since
             _inherited.append(handle)
             identity = current_identity(self.path, identity)
-        shape = None if self.swmr else tuple(self.shape[i] for i in self._order)
+        shape = None if self.swmr else tuple(self._whole[i] for i in self._order)
         dataset = open_located(
             self.path, self.name, identity, shape, self.dtype.str, swmr=self.swmr
         )
