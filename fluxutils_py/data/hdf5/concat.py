@@ -6,7 +6,7 @@ import glob
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import h5py
@@ -34,7 +34,7 @@ from fluxutils_py.data.hdf5.opening import (
     wrap_h5_errors,
 )
 from fluxutils_py.data.hdf5.reading import h5mmap
-from fluxutils_py.data.hdf5.writing import allocate, copy_into, make_dataset, new_file
+from fluxutils_py.data.hdf5.writing import allocate, copy_into, new_file
 from fluxutils_py.errors import H5DataError
 from fluxutils_py.terminal import progress_bar
 
@@ -46,7 +46,7 @@ Dims = tuple[int, ...]  # the axis of rows of files, if there are some, and that
 
 @dataclass
 class Part:
-    """A dataset of numbers in one of the files, or the gap that it leaves where a file lacks it."""
+    """A dataset of numbers in one of the files."""
 
     path: str
     axes: str | None
@@ -55,7 +55,6 @@ class Part:
     h5_type: h5py.h5t.TypeID
     names: Names | None  # of features
     at: list[int] = field(default_factory=list)  # where it begins in the result
-    exists: bool = True
 
     @property
     def size(self) -> int:
@@ -68,11 +67,11 @@ class JoinedDataset:
     """What is known of a dataset of the result before it is written."""
 
     name: str
-    parts: list[Part]  # without gaps
+    parts: list[Part]
     shape: Shape  # as (F, N, T)
     feature_names: Names | None
     fill: float | None  # the value where no part has data; None if there is no such place
-    type: Any  # of HDF5 for a virtual dataset, of NumPy for a copy
+    type: Any  # of h5py, or of NumPy
 
     @property
     def axes(self) -> str | None:
@@ -122,9 +121,7 @@ def h5concat(
     names : list of str, optional
         Join only these datasets, which may be in groups, and copy nothing else.
     fill : number, optional
-        Value where no file has data, by default 0; ``np.nan`` makes gaps that training ignores. If
-        given, a file may also lack a dataset, which leaves a gap as long as the other datasets of
-        the file.
+        Value where no file has data, by default 0; ``np.nan`` makes gaps that training ignores.
     verbose : "auto" or bool
         Whether to show a progress bar. "auto": on a terminal or in a notebook, if it takes long.
 
@@ -163,7 +160,7 @@ def h5concat(
     paths = [path for row in rows for path in row]
     title = f"h5concat {os.path.basename(dst)}"
     with progress_bar(verbose, f"{title}: looking", len(paths), "file") as update:
-        parts, copied = inspect_sources(paths, names, axes, join_axes, fill, update)
+        parts, copied = inspect_sources(paths, names, axes, join_axes, update)
     joined = [_plan_dataset(name, parts[name], rows, join_axes, virtual, fill) for name in parts]
     n_bytes = 0 if virtual else sum(dataset.n_bytes for dataset in joined)
     with new_file(dst) as file, progress_bar(verbose, title, n_bytes, "B") as update:
@@ -238,7 +235,6 @@ def inspect_sources(
     names: Sequence[str] | None,
     axes: str | None,
     dims: Dims,
-    fill: float | None,
     update: Callable[[int], object],
 ) -> tuple[dict[str, list[Part]], dict[str, str]]:
     """Return the datasets to join, with a part for each file, and what to copy whole, with its
@@ -250,8 +246,6 @@ def inspect_sources(
         with open_file(path) as file, wrap_h5_errors(path):
             parts: dict[str, Part | None] = {}
             for name in names or file:
-                if names and fill is not None and name not in file:
-                    continue  # leaves a gap
                 item = get_object(file, path, name)
                 if isinstance(item, h5py.Group):
                     copied.setdefault(name, path)
@@ -264,7 +258,7 @@ def inspect_sources(
         update(1)
     joined = {}
     for name in dict.fromkeys(name for parts in files for name in parts):
-        found = _parts_in_all(name, files, paths, dims, fill)
+        found = _parts_in_all(name, files, paths)
         if found:
             joined[name] = found
     if not joined:
@@ -321,47 +315,21 @@ def _read_part(dataset: h5py.Dataset, path: str, name: str, axes: str | None) ->
     )
 
 
-def _parts_in_all(
-    name: str,
-    files: list[dict[str, Part | None]],
-    paths: list[str],
-    dims: Dims,
-    fill: float | None,
-) -> list[Part]:
-    """Return the part in each file, or its gap; none if the dataset can only be copied."""
-    first_path, like = next(
-        (p, parts[name]) for p, parts in zip(paths, files, strict=True) if name in parts
-    )
-    found = []
+def _parts_in_all(name: str, files: list[dict[str, Part | None]], paths: list[str]) -> list[Part]:
+    """Return the part in each file; none if the dataset can only be copied."""
+    first = next(i for i, parts in enumerate(files) if name in parts)
     for path, parts in zip(paths, files, strict=True):
-        if name in parts and (parts[name] is None) != (like is None):
+        if name not in parts:
             raise H5DataError(
-                f"{describe(path, name)} has another type or number of axes than in {first_path}; "
-                "write it again like that one, or leave it out with names=[...]"
+                f"{describe(path, name)} is missing, {paths[first]} has it; write one of NaN "
+                "there, or leave it out with names=[...]"
             )
-        if name not in parts and fill is None:
+        if (parts[name] is None) != (files[first][name] is None):
             raise H5DataError(
-                f"{describe(path, name)} is missing, {first_path} has it; pass fill=np.nan to "
-                "leave a gap there, or leave it out with names=[...]"
+                f"{describe(path, name)} has another type or number of axes than in "
+                f"{paths[first]}; write it again like that one, or leave it out with names=[...]"
             )
-        if like is not None:
-            found.append(parts.get(name) or _gap(like, path, name, parts, dims))
-    return found
-
-
-def _gap(like: Part, path: str, name: str, parts: dict[str, Part | None], dims: Dims) -> Part:
-    """Return the gap of a file without a dataset, as long as the other datasets in it."""
-    shape = list(like.shape)
-    for axis in dims:
-        lengths = {part.shape[axis] for part in parts.values() if part is not None}
-        if len(lengths) != 1:
-            raise H5DataError(
-                f"{describe(path, name)} is missing, and how long a gap to leave along axis {axis} "
-                "cannot be told from the file's other datasets; write one of NaN there, or leave "
-                "it out with names=[...]"
-            )
-        shape[axis] = lengths.pop()
-    return replace(like, path=path, shape=tuple(shape), names=None, exists=False)
+    return [part for parts in files if (part := parts[name]) is not None]
 
 
 # -- the result ------------------------------------------------------------------------------------
@@ -376,12 +344,11 @@ def _plan_dataset(
     fill: float | None,
 ) -> JoinedDataset:
     shape = _place_parts(name, parts, rows, dims)
-    existing = [part for part in parts if part.exists]
-    is_full = sum(part.size for part in existing) == math.prod(shape)
+    is_full = sum(part.size for part in parts) == math.prod(shape)
     gap_fill = None if is_full else fill or 0
     feature_names = _feature_names(name, parts, shape)
-    joined_type = _common_type(name, existing, virtual, gap_fill)
-    return JoinedDataset(name, existing, shape, feature_names, gap_fill, joined_type)
+    joined_type = _common_type(name, parts, virtual, gap_fill)
+    return JoinedDataset(name, parts, shape, feature_names, gap_fill, joined_type)
 
 
 def _place_parts(name: str, parts: list[Part], rows: list[list[str]], dims: Dims) -> Shape:
@@ -422,20 +389,18 @@ def _common_type(name: str, parts: list[Part], virtual: bool, fill: float | None
     """
     first = parts[0]
     if virtual and not fill and all(part.h5_type.equal(first.h5_type) for part in parts):
-        return first.h5_type
+        return h5py.Datatype(first.h5_type)
     dtypes = {part.dtype for part in parts}
     dtype = first.dtype  # result_type would change the byte order
     if fill or len(dtypes) > 1:
         dtype = np.result_type(*dtypes, *([fill] if fill else []))
-    if not virtual:
-        return dtype
-    for part in parts:
+    for part in parts if virtual else ():
         if part.dtype.kind == "b" or isinstance(part.h5_type, h5py.h5t.TypeBitfieldID):
             raise H5DataError(
                 f"{describe(part.path, name)} has another type than in the other files, and HDF5 "
                 "cannot convert it in a virtual dataset; pass virtual=False"
             )
-    return h5py.h5t.py_create(dtype, logical=True)
+    return dtype
 
 
 def _feature_names(name: str, parts: list[Part], shape: Shape) -> Names | None:
@@ -468,25 +433,19 @@ def _refer_to_sources(file: h5py.File, joined: JoinedDataset, dst: str) -> h5py.
             )
     # the axis of (F, N, T) for each axis in the file
     order = np.argsort(fnt_axes(first.axes, len(joined.shape)))
-    plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
-    if joined.fill:
-        plist.set_fill_value(np.asarray(joined.fill, joined.type.dtype))
-    file_shape = tuple(joined.shape[i] for i in order)
-    space = h5py.h5s.create_simple(file_shape)
+    layout = h5py.VirtualLayout(tuple(joined.shape[i] for i in order), joined.type)
     folder = os.path.dirname(os.path.realpath(dst))
+    name = joined.name.replace("%", "%%")  # which begins a pattern
     for part in joined.parts:
         if 0 in part.shape:  # HDF5 takes no empty selections
             continue
-        size = tuple(part.shape[i] for i in order)
-        space.select_hyperslab(tuple(part.at[i] for i in order), size)
         # relative, so that the folder can be moved as a whole
         path = os.path.relpath(os.path.realpath(part.path), folder).replace("%", "%%")
-        selection = h5py.h5s.create_simple(size)
+        size = tuple(part.shape[i] for i in order)
         # a fixed region: the file may grow later
-        selection.select_hyperslab((0,) * len(size), size)
-        name = joined.name.replace("%", "%%")  # which begins a pattern
-        plist.set_virtual(space, os.fsencode(path), name.encode(), selection)
-    return make_dataset(file, joined.name, file_shape, joined.type, plist)
+        source = h5py.VirtualSource(path, name, size)[tuple(map(slice, size))]
+        layout[tuple(slice(part.at[i], part.at[i] + part.shape[i]) for i in order)] = source
+    return file.create_virtual_dataset(joined.name, layout, joined.fill or None)
 
 
 def _copy_sources(

@@ -102,7 +102,7 @@ def h5save(
     ((5, 3, 4), 'TNF', 2)
     """
     path = check_path(path)
-    arrays = _arrays_by_name(path, mapping)
+    arrays = _collect(path, mapping, "", {})
     check_axes(axes, 3, path)
     names = _names_by_name(path, arrays, feature_names)
     n_bytes = [math.prod(a.shape) * a.dtype.itemsize for a in arrays.values() if a is not None]
@@ -141,20 +141,8 @@ def _store(
     return dataset
 
 
-def _arrays_by_name(path: str, mapping: object) -> dict[str, Any]:
+def _collect(path: str, mapping: object, prefix: str, arrays: dict[str, Any]) -> dict[str, Any]:
     """Collect arrays by the full names that HDF5 gives them, None for a group."""
-    arrays: dict[str, Any] = {}
-    for name, array in _named_arrays(path, mapping, ""):
-        # {"a": {...}, "/a": {...}} names one group twice, which does no harm
-        if name in arrays and not (array is None and arrays[name] is None):
-            raise H5DataError(
-                f"{describe(path, name)} is given twice; give one of the two another name"
-            )
-        arrays[name] = array
-    return arrays
-
-
-def _named_arrays(path: str, mapping: object, prefix: str) -> Iterator[tuple[str, Any]]:
     if not isinstance(mapping, Mapping):
         raise H5DataError(
             f"{path}: expected a mapping of names to arrays, as {{'x': x, 'y': y}}, got "
@@ -162,43 +150,40 @@ def _named_arrays(path: str, mapping: object, prefix: str) -> Iterator[tuple[str
         )
     for key, value in mapping.items():
         check_name(path, key)
-        parts = f"{prefix}/{key}".split("/")
-        name = "/".join(part for part in parts if part not in ("", "."))
-        if isinstance(value, Mapping):
-            yield name, None
-            yield from _named_arrays(path, value, name)
-        else:
-            yield name, _as_array(value, describe(path, name))
+        name = "/".join(part for part in f"{prefix}/{key}".split("/") if part not in ("", "."))
+        is_group = isinstance(value, Mapping)
+        # {"a": {...}, "/a": {...}} names one group twice, which does no harm
+        if name in arrays and not (is_group and arrays[name] is None):
+            raise H5DataError(
+                f"{describe(path, name)} is given twice; give one of the two another name"
+            )
+        arrays[name] = None if is_group else _as_array(value, describe(path, name))
+        if is_group:
+            _collect(path, value, name, arrays)
+    return arrays
 
 
 def _names_by_name(path: str, arrays: dict[str, Any], given: object) -> dict[str, Names]:
     """Return feature names by array: those given, else those that the array itself has."""
     arrays = {name: array for name, array in arrays.items() if array is not None}
     names = {name: get_feature_names(array) for name, array in arrays.items()}
-    for name, value in _names_given(path, arrays, given).items():
-        key = name.strip("/") if isinstance(name, str) else name
+    if given is not None and not isinstance(given, Mapping):  # of the only array with features
+        candidates = [name for name, array in arrays.items() if len(array.shape) == 3]
+        if len(candidates) != 1:
+            raise H5DataError(
+                f"{path}: feature_names must say of which array they are, as {{'x': [...]}}, where "
+                f"{len(candidates)} arrays have three axes"
+            )
+        given = {candidates[0]: given}
+    for name, value in (given or {}).items():
+        key = str(name).strip("/")
         if key not in arrays:
             raise H5DataError(
                 f"{path}: feature_names are given for {name!r}, which is not among the arrays to "
                 f"save: {', '.join(arrays)}"
             )
-        names[key] = check_names(value, arrays[key].shape, describe(path, name))
+        names[key] = check_names(value, arrays[key].shape, describe(path, key))
     return {name: value for name, value in names.items() if value is not None}
-
-
-def _names_given(path: str, arrays: dict[str, Any], given: object) -> Mapping[Any, object]:
-    """Return the argument ``feature_names`` as a mapping; a list belongs to the only array."""
-    if given is None:
-        return {}
-    if isinstance(given, Mapping):
-        return given
-    candidates = [name for name, array in arrays.items() if len(array.shape) == 3]
-    if len(candidates) != 1:
-        raise H5DataError(
-            f"{path}: feature_names must say of which array they are, as {{'x': [...]}}, where "
-            f"{len(candidates)} arrays have three axes"
-        )
-    return {candidates[0]: given}
 
 
 def _as_array(value: Any, where: str) -> Any:
@@ -271,26 +256,13 @@ def allocate(
         plist.set_fill_time(h5py.h5d.FILL_TIME_ALLOC)
         plist.set_fill_value(np.asarray(fill, dtype))
     h5_type = h5py.h5t.py_create(np.dtype(dtype), logical=True)
-    dataset = make_dataset(file, name, shape, h5_type, plist)
+    space = h5py.h5s.create_simple(tuple(shape))
+    group, _, leaf = f"/{name.strip('/')}".rpartition("/")
+    parent = file.require_group(group or "/")
+    dataset = h5py.Dataset(h5py.h5d.create(parent.id, leaf.encode(), h5_type, space, plist))
     if axes is not None:
         dataset.attrs["axes"] = axes
     return dataset
-
-
-def make_dataset(
-    file: h5py.File,
-    name: str,
-    shape: Sequence[int],
-    h5_type: h5py.h5t.TypeID,
-    plist: h5py.h5p.PropDCID,
-) -> h5py.Dataset:
-    """Create a dataset, and its groups, with a type and properties that h5py's ``create_dataset``
-    does not take.
-    """
-    parent, _, leaf = name.strip("/").rpartition("/")
-    group = file.require_group(parent) if parent else file
-    space = h5py.h5s.create_simple(tuple(shape))
-    return h5py.Dataset(h5py.h5d.create(group.id, leaf.encode(), h5_type, space, plist))
 
 
 def copy_into(
@@ -584,15 +556,6 @@ class _Changes(io.RawIOBase):
     def truncate(self, size: int | None = None) -> int:
         self.size = self.place if size is None else size
         return self.size
-
-    def readable(self) -> bool:
-        return True
-
-    def writable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
 
     def append(self, end: int) -> None:
         """Write what is behind the end of what the file uses, which changes nothing for readers."""
