@@ -146,24 +146,19 @@ def preserve_features(functions: Functions) -> bool:
     return all(isinstance(f, np.ufunc) or getattr(f, "keeps_features", False) for f in functions)
 
 
-def select(
-    source: Any,
-    series: Index | None,
-    steps: Index | None,
-    functions: Functions = (),
-) -> Any:
+def select(source: Any, series: Index | None, steps: Index | None) -> Any:
     """Return some series and steps of an (F, N, T) array: a NumPy view if there can be one, else a
     :class:`LazyArray`.
     """
     series = _unless_all(series, source.shape[1])
     steps = _unless_all(steps, source.shape[2])
-    if series is None and steps is None and not functions:
+    if series is None and steps is None:
         return source
     # NumPy copies where an index is an array: a lazy array reads only what is needed
     sliceable = _is_sliceable(series) and _is_sliceable(steps)
-    if isinstance(source, np.ndarray) and sliceable and not functions:
+    if isinstance(source, np.ndarray) and sliceable:
         return source[:, _as_slice(series), _as_slice(steps)]
-    return LazyArray(source, series, steps, functions)
+    return LazyArray(source, series, steps)
 
 
 def _unless_all(index: Index | None, n: int) -> Index | None:
