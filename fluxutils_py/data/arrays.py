@@ -274,27 +274,14 @@ def as_three_axes(array: Any, name: str) -> Any:
             ) from None
     reject_masked(array, name)
     if len(array.shape) != 3:
-        remedy = _REMEDIES.get(min(len(array.shape), 4), "")
-        if hasattr(array, "columns"):
-            remedy = (
-                "; a data frame with a row per time step becomes one series by "
-                f"{name}.to_numpy().T[:, None]"
-            )
         raise ShapeError(
             f"{name} must have three axes (F, N, T) = (features, series, time steps), got shape "
-            f"{tuple(array.shape)}{remedy}"
+            f"{tuple(array.shape)}; x[None] adds the axis of one feature, x[:, None] that of one "
+            "series (F, T), np.asarray(x).T[:, None] makes one of rows that are time steps"
         )
     check_no_empty_axis(array, name, ("features", "series", "time steps"))
     check_named_axes(array, name)
     return with_read_dtype(array, name)
-
-
-_REMEDIES = {  # by the number of axes; 4 for more
-    1: "; one feature of one series is x[None, None]",
-    2: "; add the missing axis: x[None] for one feature, x[:, None] for one series (F, T), "
-    "x.T[:, None] for one whose rows are time steps (T, F)",
-    4: "; reshape the leading axes into one, x.reshape(-1, N, T), and back inside the model",
-}
 
 
 TIMES = {

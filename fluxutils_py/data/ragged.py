@@ -82,7 +82,7 @@ class RaggedArray(DuckArray):
                 raise ShapeError(
                     f"{self.name}[{i}] has {a.shape[0]} features and {self.name}[0] has "
                     f"{first.shape[0]}; the arrays of a list are series (F, T_i) of equal "
-                    f"F{self._remedy_for_features()}"
+                    f"F{TIME_FIRST}"
                 )
             are_texts = a.dtype.kind == first.dtype.kind == "U"  # of any length
             if _native(a.dtype) != _native(first.dtype) and not are_texts:
@@ -90,13 +90,6 @@ class RaggedArray(DuckArray):
                     f"{self.name}[{i}] is of dtype {a.dtype} and {self.name}[0] of "
                     f"{first.dtype}; convert them, as with astype"
                 )
-
-    def _remedy_for_features(self) -> str:
-        n_features, n_steps = self.arrays[0].shape
-        # equal second axes that are shorter look like features, in arrays (T_i, F)
-        if n_steps < n_features and all(a.shape[1] == n_steps for a in self.arrays):
-            return TIME_FIRST
-        return ""
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"arrays": [as_picklable(a) for a in self.arrays]}
@@ -188,20 +181,13 @@ def as_ragged(value: Any, name: str) -> Any:
 
 
 def _two_axes(array: Any, name: str) -> Any:
-    if hasattr(array, "iloc"):
-        raise ShapeError(
-            f"{name} is a data frame; the arrays of a list are series (F, T_i): {name}.to_numpy().T"
-        )
     array = to_numpy(check_dataset(array, name))
     reject_masked(array, name)
-    shape = tuple(array.shape)
-    if len(shape) != 2:
-        remedy = ""
-        if len(shape) == 1:
-            remedy = f"; one feature is {name}[None]"
+    if len(array.shape) != 2 or hasattr(array, "iloc"):
         raise ShapeError(
-            f"{name} has shape {shape}: the arrays of a list are series (F, T_i) = (features, time "
-            f"steps){remedy}"
+            f"{name} has shape {tuple(array.shape)}: the arrays of a list are series (F, T_i) = "
+            f"(features, time steps); a data frame becomes one by {name}.to_numpy().T, a single "
+            f"feature by {name}[None]"
         )
     check_no_empty_axis(array, name, ("features", "time steps"))
     check_named_axes(array, name)
