@@ -359,6 +359,11 @@ class Bounds(NamedTuple):
         first, stop = self.first[series, None], self.stop[series, None]
         return np.asarray((steps < first) | (steps >= stop))
 
+    def nan_outside(self, block: np.ndarray, series: Index, steps: Index) -> np.ndarray:
+        """Return a block of floats (F, B, S) with NaN at steps that are padding."""
+        outside = self.outside(np.asarray(series, np.intp), np.asarray(steps, np.intp))
+        return np.where(outside, block.dtype.type(np.nan), block)
+
 
 def find_bounds(arrays: Sequence[SeriesArray], rows: Segments) -> Bounds | None:
     """Return the bounds of the steps of each row with input: of those before and behind, all

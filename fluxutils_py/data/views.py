@@ -12,13 +12,12 @@ import h5py
 import numpy as np
 
 from fluxutils_py.data.arrays import DuckArray, as_three_axes
+from fluxutils_py.data.hdf5.attributes import Names, get_feature_names
 from fluxutils_py.data.hdf5.datasets import check_dataset
-from fluxutils_py.data.hdf5.feature_names import Names, get_feature_names
 from fluxutils_py.data.hdf5.h5lazy import H5Lazy
 from fluxutils_py.data.indexing import Index, compose_index, contiguous_runs, parse_index
 from fluxutils_py.data.lazy import (
     Function,
-    Functions,
     LazyArray,
     as_picklable,
     preserve_features,
@@ -53,23 +52,18 @@ class SequenceView(DuckArray):
         self,
         array: Any,
         index: Index | None = None,
-        functions: Functions = (),
         names: Names | None = None,
         context: int = 0,
     ) -> None:
         self.array = array
-        self.functions = functions
         self.context = context
         self.index: Index = range(array.shape[self.axis]) if index is None else index
-        self._per_step = LazyArray(array, range(0), range(0), functions)  # for its F and dtype
-        self.dtype: np.dtype = self._per_step.dtype
-        self._names = names if preserve_features(functions) else None
+        self.dtype: np.dtype = array.dtype
+        self._names = names
 
     @property
     def feature_names(self) -> Names | None:
-        if self._names is None and preserve_features(self.functions):
-            return get_feature_names(self.array)
-        return self._names
+        return get_feature_names(self.array) if self._names is None else self._names
 
     @property
     def native(self) -> Any:
@@ -78,7 +72,7 @@ class SequenceView(DuckArray):
     @property
     def n_features(self) -> int:
         """F, the features of a series at one step."""
-        return self._per_step.shape[0]
+        return self.array.shape[0]
 
     @property
     def shape(self) -> tuple[int, int]:  # type: ignore[override]  # as the index now is
@@ -86,7 +80,7 @@ class SequenceView(DuckArray):
         return len(self.index), self.n_features * n_others
 
     def __repr__(self) -> str:
-        fnt = (self.n_features, *self.array.shape[1:])
+        fnt = tuple(self.array.shape)
         return f"{type(self).__name__}(shape={self.shape}, dtype={self.dtype}, of (F, N, T)={fnt})"
 
     def __getitem__(self, key: Any) -> Any:
@@ -132,7 +126,6 @@ class SequenceView(DuckArray):
         return type(self), (
             as_picklable(self.array),
             self.index,
-            self.functions,
             self.feature_names,
             self.context,
         )
@@ -145,8 +138,9 @@ class SequenceView(DuckArray):
         change. Names of features stay if it is a ufunc of NumPy, or has an attribute
         ``keeps_features = True``. For several processes it must be picklable.
         """
-        functions = (*self.functions, function)
-        return self._rebuild_view(self.array, self.index, functions)
+        names = self._names if preserve_features((function,)) else None
+        array = LazyArray(self.array, functions=(function,))
+        return type(self)(array, self.index, names, self.context)
 
     def replace(self, make: Callable[[Any], Any]) -> Self:
         """Return the same rows of another array of the same series and steps, computed by ``make``.
@@ -154,25 +148,15 @@ class SequenceView(DuckArray):
         Use it for functions of earlier steps, which :meth:`map` does not see: ``make`` takes the
         whole array (F, N, T) of the view, and returns an array that reads lazily.
         """
-        whole = select(self.array, None, None, self.functions)
-        array = make(whole)
-        return self._rebuild_view(array, self.index, ())
+        return type(self)(make(self.array), self.index, self._names, self.context)
 
     def _with_index(self, index: Index) -> Self:
-        return self._rebuild_view(self.array, index, self.functions)
-
-    def _rebuild_view(
-        self,
-        array: Any,
-        index: Index,
-        functions: Functions,
-    ) -> Self:
-        return type(self)(array, index, functions, self._names, self.context)
+        return type(self)(self.array, index, self._names, self.context)
 
     def _native(self, index: Index) -> Any:
         if self.axis == 1:
-            return select(self.array, index, None, self.functions)
-        return select(self.array, None, index, self.functions)
+            return select(self.array, index, None)
+        return select(self.array, None, index)
 
     def contiguous_runs(self) -> list[slice]:
         """Return slices of steps that follow each other in time; between them the state is

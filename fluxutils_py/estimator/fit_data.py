@@ -22,9 +22,9 @@ from fluxutils_py.estimator.last_targets import steps_to_learn_from
 from fluxutils_py.estimator.spec import Spec, read_spec
 from fluxutils_py.inputs.inputs import Inputs, InputSchema, feature_counts
 from fluxutils_py.inputs.labels import (
-    ClassWeightArray,
     LabelEncoder,
     check_classes,
+    class_weight_array,
     count_classes,
     find_classes,
     ignored_labels,
@@ -488,7 +488,7 @@ class WindowMaker:
             self._require_no_weights(inputs, targets, weight)
         if codec.class_weight is not None:
             (codes,) = targets.series
-            weights = ClassWeightArray(codec.class_weight, codes.array, weight)
+            weights = class_weight_array(codec.class_weight, codes.array, weight)
             weight = SampleWeight(weights, codes.N, codes.T)
         mask_per_output = self._masks_outputs(targets)
         if weight is not None:

@@ -25,8 +25,8 @@ from sklearn.utils.validation import validate_data
 
 from fluxutils_py.data import SamplesView, SampleWeight, SeriesArray, TimestepsView
 from fluxutils_py.data.arrays import reject_masked, to_numpy
+from fluxutils_py.data.hdf5.attributes import get_feature_names
 from fluxutils_py.data.hdf5.datasets import check_dataset
-from fluxutils_py.data.hdf5.feature_names import get_feature_names
 from fluxutils_py.data.ragged import (
     TIME_FIRST,
     RaggedArray,
