@@ -10,10 +10,8 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
-from fluxutils_py.errors import DataError, SpecError
-from fluxutils_py.estimator.building import make_generator
+from fluxutils_py.errors import DataError
 from fluxutils_py.estimator.spec import explains_arguments
-from fluxutils_py.explaining.explanation import Explanation
 from fluxutils_py.exporting.export_files import check_format
 from fluxutils_py.forecasting.correction import Correction
 from fluxutils_py.forecasting.covariates import Covariates
@@ -29,7 +27,6 @@ from fluxutils_py.forecasting.fitted_forecaster import (
     array_shape,
     warn_short_series,
 )
-from fluxutils_py.forecasting.forecast_explanation import explain_forecast
 from fluxutils_py.forecasting.forecaster_export import check_forecaster_export, export_forecaster
 from fluxutils_py.forecasting.forecaster_files import (
     load_fit,
@@ -58,7 +55,6 @@ from fluxutils_py.forecasting.outputs import (
     score_forecasts,
 )
 from fluxutils_py.forecasting.panel_windows import ArrayFNT, Channels
-from fluxutils_py.forecasting.simulation import simulate_frame
 from fluxutils_py.frames.frames import is_frame
 from fluxutils_py.frames.frequency import Frequency
 from fluxutils_py.frames.panel import Panel, panel_of, read_panel
@@ -393,61 +389,6 @@ class Forecaster(ForecasterSettings):
         return reconciled_frame(fitted, history, values, hierarchy, reconcile)
 
     @undisturbed()
-    def simulate(
-        self,
-        n: int = 100,
-        df: object = None,
-        *,
-        futr_df: object = None,
-        static_df: object = None,
-        random_state: Any = None,
-    ) -> Any:
-        """Draw paths of the next ``h`` steps of each series.
-
-        At each step, the paths are distributed by the quantiles of :meth:`predict`, of which there
-        must be two or more; between the levels and beyond them the distribution is interpolated in
-        normal scores, of logarithms where these are modelled. From step to step they depend on each
-        other as the errors of past forecasts did. Series are drawn independently of each other, so
-        that sums of their paths are too narrow where series move together.
-
-        Parameters
-        ----------
-        n : int
-            Number of paths.
-        df, futr_df, static_df : as in :meth:`predict`
-        random_state : int, numpy Generator or RandomState, optional
-            None: other paths in each call.
-
-        Returns
-        -------
-        data frame, or array of shape (n, F, N, h)
-            A frame has the id, the time, ``sample`` (number of the path, from 0) and the value, in
-            the column of the forecast.
-
-        Raises
-        ------
-        SpecError, DataError
-            If there are fewer than two quantiles, or no series is long enough to have past errors.
-
-        Notes
-        -----
-        The steps of the paths are put into the order of past errors: for the last origins of the
-        stored steps, of up to 64 series, the true values are compared with the forecasts from
-        there, and each path takes the ranks that one of these windows has among as many, at every
-        step (Schaake shuffle, with errors of forecasts as templates). Clark et al. (2004), J.
-        Hydrometeorology 5(1), 243-262; Schefzik, Thorarinsdottir & Gneiting (2013), Statistical
-        Science 28(4), 616-640. Windows overlap, so short series show little of the dependence.
-        """
-        check_integer("n", n, 1)
-        if "sample" in (self.id_col, self.time_col, self.alias):
-            raise SpecError(
-                "simulate adds a column 'sample', which id_col, time_col or alias names; rename it"
-            )
-        history, shape = self._history_of(df, static_df)
-        rng = make_generator(random_state)
-        return simulate_frame(self._fitted, history, shape, futr_df, n, rng)
-
-    @undisturbed()
     def update(self, df: object, *, static_df: object = None) -> Self:
         """Append new observations without training; the network reads only the new steps.
 
@@ -599,58 +540,6 @@ class Forecaster(ForecasterSettings):
             )
         check_output_names(self)
         return in_sample_frame(fitted, panel, step_size)
-
-    @undisturbed()
-    def explain_forecast(
-        self,
-        df: object,
-        series: Any = None,
-        step: int | None = None,
-        *,
-        output: float | None = None,
-        futr_df: object = None,
-        static_df: object = None,
-        n_points: int | None = None,
-    ) -> Explanation:
-        """Tell how much lags, trends and covariates at each step of the past, and simple forecasts,
-        contributed to a forecast, by integrated gradients through the whole past; also
-        :func:`fluxutils_py.explain`.
-
-        Parameters
-        ----------
-        df, futr_df, static_df : as in :meth:`predict`
-        series : id, or int or pair (feature, series) of an array
-            None: the only one.
-        step : int, optional
-            Step of the horizon, from 1 to ``h``. None: the mean of all.
-        output : float, optional
-            Level of the quantile to explain. None: the point forecast.
-        n_points : int, optional
-            As in :func:`fluxutils_py.explain`.
-
-        Returns
-        -------
-        Explanation
-            ``baseline_value`` and attributions add up to ``value``, the forecast, in logarithms
-            where these are modelled. The baseline is a series that stays at its level, with
-            covariates at their means: its level, and what the networks add to that. Attributions
-            (channels, T) are of what recurrent networks read at each step: the last values in units
-            of the series' scale, how they differ from a season before, covariates now, and those
-            known ahead at each step of the horizon. Categories do not change on the path, and have
-            no share. Networks of segments read the last values alone, which are one row. Then
-            follow, at the last step, the parts of simple forecasts: how each differs from the
-            level, times its weight in ``correction_``. The networks add to the seasonal naive
-            forecast, whose weight is theirs and its own. ``"calibration"`` is what it adds to a
-            quantile.
-
-        Raises
-        ------
-        DataError, SpecError
-            If there is no such series, step or quantile, or no forecast.
-        """
-        fitted = self._fitted
-        whole = self._read_fitted(df, static_df)
-        return explain_forecast(fitted, whole, series, step, output, futr_df, n_points)
 
     @undisturbed()
     def score(self, df: object, y: object = None) -> float:
