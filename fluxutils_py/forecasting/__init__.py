@@ -4,7 +4,6 @@ from fluxutils_py.forecasting.closed_loop import generate, rollout
 from fluxutils_py.forecasting.cross_validation import WalkForwardSplit, evaluate
 from fluxutils_py.forecasting.forecast_display import ForecastDisplay
 from fluxutils_py.forecasting.forecaster import Forecaster
-from fluxutils_py.forecasting.hierarchy import sum_groups
 
 __all__ = [
     "ForecastDisplay",
@@ -13,5 +12,4 @@ __all__ = [
     "evaluate",
     "generate",
     "rollout",
-    "sum_groups",
 ]

@@ -15,7 +15,6 @@ from fluxutils_py.errors import DataError, warn
 from fluxutils_py.forecasting.baselines import baseline_forecasts
 from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster
 from fluxutils_py.forecasting.forecaster_settings import ForecasterSettings
-from fluxutils_py.forecasting.hierarchy import Groups, check_method, reconciled_at_cutoff
 from fluxutils_py.forecasting.history import forecasts_along, start_history
 from fluxutils_py.forecasting.model_fitting import fit_panel
 from fluxutils_py.forecasting.outputs import forecast_values, key_columns
@@ -36,30 +35,21 @@ class Walk:
     ----------
     n_windows, step_size : int
     refit : bool or None
-    hierarchy : dict or None
-    reconcile : str
         As in ``Forecaster.cross_validation``.
 
     Raises
     ------
     ValueError
-        If a number is below 1, or there is no such method to reconcile.
+        If a number is below 1.
     """
 
     n_windows: int
     step_size: int
     refit: bool | None
-    hierarchy: Groups | None = None
-    reconcile: str = "mint"
 
     def __post_init__(self) -> None:
         check_integer("n_windows", self.n_windows, 1)
         check_integer("step_size", self.step_size, 1)
-        check_method(self.reconcile)
-
-    def traits(self) -> dict[str, object]:
-        """Return what is to be the same on all ranks."""
-        return {**vars(self), "hierarchy": repr(self.hierarchy)}
 
     def steps_behind(self, h: int) -> np.ndarray:
         """Return the number of steps after each cutoff: (W,), in order of time."""
@@ -80,12 +70,6 @@ def cross_validate(
     least = 1 if walk.refit is None else 2  # training needs a step and the one after it
     _require_long_series(panel, cutoffs[:, 0], int(behind[0]), least)
     _require_truth(panel, settings.target_col, cutoffs, h)
-    if walk.hierarchy is not None and not cutoffs.all():
-        late = panel.ids[np.argmin(cutoffs[:, 0])]
-        raise DataError(
-            f"series {late!r} has not begun at the first cutoff, so that forecasts cannot add up "
-            "there: use fewer windows, or leave it out"
-        )
     first_step = np.zeros(panel.n_series, int)
     parts: list[dict[str, np.ndarray]] = []
     forecasts: Iterator[np.ndarray] = iter(())
@@ -101,8 +85,6 @@ def cross_validate(
             windows = fitted.windows(panel)
             forecasts = forecasts_along(fitted.models, windows, cutoffs - 1, fitted.quantiles)
         values = next(forecasts)
-        if walk.hierarchy is not None:
-            values = reconciled_at_cutoff(fitted, past, values, walk.hierarchy, walk.reconcile)
         columns = window_columns(fitted, panel, cutoff, values)
         parts.append(columns | _baseline_columns(fitted, past))
     return frame_of_windows(panel, settings.time_col, parts)

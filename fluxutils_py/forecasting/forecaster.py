@@ -40,7 +40,6 @@ from fluxutils_py.forecasting.forecaster_settings import (
     columns_of,
     course_of_fit,
 )
-from fluxutils_py.forecasting.hierarchy import Groups, reconciled_frame
 from fluxutils_py.forecasting.history import History, start_history
 from fluxutils_py.forecasting.in_sample import in_sample_frame
 from fluxutils_py.forecasting.model_fitting import Fit, fit_panel, require_same_networks
@@ -336,8 +335,6 @@ class Forecaster(ForecasterSettings):
         h: int | None = None,
         futr_df: object = None,
         static_df: object = None,
-        hierarchy: Groups | None = None,
-        reconcile: str = "mint",
     ) -> Any:
         """Forecast the next ``h`` steps of each series.
 
@@ -357,17 +354,6 @@ class Forecaster(ForecasterSettings):
             Covariates known ahead, at all forecast times; see :meth:`make_future_dataframe`.
         static_df : data frame, optional
             As in :meth:`fit`, with ``df`` only.
-        hierarchy : dict, optional
-            Groups of series, as in :func:`fluxutils_py.forecasting.sum_groups`: the forecasts of a
-            group are then the sums of those of its series. All series must end at one time.
-        reconcile : "mint" or "bottom_up"
-            How forecasts are made to add up. "mint": those of all series change as their past
-            errors weigh them (minimum trace with a shrunk covariance), by the library
-            hierarchicalforecast, which you install yourself. Errors of spikes, more
-            than six times as large as is usual for their series, are clipped first. Groups must be
-            series of ``fit``, which ``sum_groups`` appends. "bottom_up": groups are the sums of
-            their series, which stay as they are. Quantiles move as far as their point forecast, and
-            keep their width; a group that is no series of ``fit`` has none.
 
         Returns
         -------
@@ -375,18 +361,11 @@ class Forecaster(ForecasterSettings):
             For a frame, a frame of the same library with the id, the time, the forecast, and one
             column per quantile. For an array, an array; with quantiles, a dict of arrays by column
             name. Every rank has all of it.
-
-        Notes
-        -----
-        On "mint": Wickramasuriya, Athanasopoulos & Hyndman (2019), J. American Statistical
-        Association 114(526), 804-819.
         """
         fitted = self._fitted
         history, shape = self._history_of(df, static_df)
         values = forecast_any(fitted, history, futr_df, h)
-        if hierarchy is None:
-            return forecast_frame(fitted, history, shape, values)
-        return reconciled_frame(fitted, history, values, hierarchy, reconcile)
+        return forecast_frame(fitted, history, shape, values)
 
     @undisturbed()
     def update(self, df: object, *, static_df: object = None) -> Self:
@@ -443,8 +422,6 @@ class Forecaster(ForecasterSettings):
         *,
         refit: bool | None = False,
         static_df: object = None,
-        hierarchy: Groups | None = None,
-        reconcile: str = "mint",
     ) -> Any:
         """Evaluate forecasts of the last part of each series, walking forward in time.
 
@@ -461,11 +438,6 @@ class Forecaster(ForecasterSettings):
             True: train for each window. False: train once, on the data before the first window.
             None: do not train, use this forecaster, which was fitted on earlier data or other
             series; each rank may do so by itself.
-        hierarchy : dict, optional
-            Groups of series, whose forecasts add up in each window, as in :meth:`predict`.
-            ``df`` has their sums, ``sum_groups(df, hierarchy)``.
-        reconcile : "mint" or "bottom_up"
-            As in :meth:`predict`.
 
         Returns
         -------
@@ -483,8 +455,8 @@ class Forecaster(ForecasterSettings):
         with undisturbed(), RankGroup.from_comm(comm, "Forecaster.cross_validation") as ranks:
             check_settings(self)
             step = int(self.h) if step_size is None else step_size
-            walk = Walk(n_windows, step, refit, hierarchy, reconcile)
-            ranks.require_equal(walk.traits() | course_of_fit(self))
+            walk = Walk(n_windows, step, refit)
+            ranks.require_equal(vars(walk) | course_of_fit(self))
             if not is_frame(df):
                 raise DataError(
                     "cross_validation takes a data frame; for an array (F, N, T), cut off steps "
