@@ -154,12 +154,6 @@ class Forecaster(ForecasterSettings):
         ``predict``); one value per series. Columns that are neither numeric nor boolean are
         categories, which become embeddings; a category not seen in training has an embedding of
         zeros, with a warning.
-    calendar : sequence of str, or "auto"
-        Positions in time that become covariates known ahead, as a sine and a cosine each:
-        ``"hour"`` of the day (with its minutes), ``"dayofweek"``, ``"dayofmonth"``,
-        ``"weekofyear"`` (ISO 8601), ``"month"``; in the time zone of the data. "auto": by ``freq``,
-        those of the year only if a series has two years. They need dates. Holidays are a column of
-        ``futr_exog_list``.
     id_col, time_col, target_col : str
         Column names of the long frame.
     alias : str

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import asdict, replace
 from typing import Any
@@ -120,6 +121,8 @@ def read_forecaster(
     hold.
     """
     content = read_file(path, KIND, format=FORMAT)
+    with _damage_is_an_error(path):
+        content = _current(content)
     # before the constructor, whose errors would not say that a file lacks code
     missing = [name for name in content["code"] if name not in arguments]
     if missing:
@@ -130,17 +133,37 @@ def read_forecaster(
     return content
 
 
+def _current(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of a file of 0.2.0 as files have it now."""
+    settings = content["settings"]
+    settings.pop("calendar", None)
+    # what the calendar made is given as a column now
+    for covariate in content["covariates"]["futr"]:
+        if covariate.pop("from_time", False):
+            settings["futr_exog_list"] = [*settings["futr_exog_list"], covariate["name"]]
+    for covariate in content["covariates"]["hist"] + content["covariates"]["stat"]:
+        covariate.pop("from_time", None)
+    return content
+
+
 def load_fit(
     content: dict[str, Any],
     settings: ForecasterSettings,
     path: Path,
 ) -> Fit:
     """Return what a file holds besides the settings; see ``Forecaster.load``."""
-    try:
+    with _damage_is_an_error(path):
         return _load_fit(content, settings, path)
+
+
+@contextmanager
+def _damage_is_an_error(path: Path) -> Iterator[None]:
+    """Raise LoadError for whatever a damaged entry leads to."""
+    try:
+        yield
     except LoadError:
         raise
-    # whatever a damaged entry leads to: a missing key, a wrong type, shape or number
+    # a missing key, a wrong type, shape or number
     except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
         raise LoadError(f"{path} is damaged ({type(error).__name__}: {error})") from error
 

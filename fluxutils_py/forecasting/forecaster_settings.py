@@ -12,7 +12,6 @@ from sklearn.base import BaseEstimator
 from fluxutils_py.errors import SpecError
 from fluxutils_py.estimator.sequence_estimators import CELLS
 from fluxutils_py.forecasting.baselines import BASELINES
-from fluxutils_py.forecasting.calendar_features import FIELDS
 from fluxutils_py.forecasting.direct_model import LOSSES
 from fluxutils_py.forecasting.features import TRANSFORMS
 from fluxutils_py.frames.panel import Columns
@@ -74,7 +73,6 @@ class ForecasterSettings(CallbackSupport, BaseEstimator):
         hist_exog_list: Sequence[str] = (),
         futr_exog_list: Sequence[str] = (),
         stat_exog_list: Sequence[str] = (),
-        calendar: str | Sequence[str] = (),
         id_col: str = "unique_id",
         time_col: str = "ds",
         target_col: str = "y",
@@ -113,7 +111,6 @@ class ForecasterSettings(CallbackSupport, BaseEstimator):
         self.hist_exog_list = hist_exog_list
         self.futr_exog_list = futr_exog_list
         self.stat_exog_list = stat_exog_list
-        self.calendar = calendar
         self.id_col = id_col
         self.time_col = time_col
         self.target_col = target_col
@@ -157,7 +154,6 @@ def check_settings(settings: ForecasterSettings) -> None:
     _check_list("quantiles", settings.quantiles, "numbers")
     for name in ("hist_exog_list", "futr_exog_list", "stat_exog_list"):
         _check_list(name, getattr(settings, name), "columns")
-    _check_calendar(settings.calendar)
     _check_alias(settings)
     _check_quantiles(settings.quantiles)
     # a model replaces the layers of a cell
@@ -208,20 +204,6 @@ def _check_list(name: str, value: object, items: str) -> None:
     # a string is iterable too, but a single column is most often a slip
     if isinstance(value, str) or not isinstance(value, Iterable):
         raise SpecError(f"{name} must be a list of {items}, got {value!r}")
-
-
-def _check_calendar(calendar: object) -> None:
-    if isinstance(calendar, str) and calendar == "auto":
-        return
-    _check_list("calendar", calendar, "fields, or 'auto'")
-    assert isinstance(calendar, Iterable)
-    fields = list(calendar)
-    unknown = [field for field in fields if field not in FIELDS]
-    if unknown or len(set(fields)) < len(fields):
-        raise SpecError(
-            f"calendar must be 'auto' or different ones of {', '.join(map(repr, FIELDS))}, got "
-            f"{calendar!r}; give holidays as a column of futr_exog_list"
-        )
 
 
 def _check_alias(settings: ForecasterSettings) -> None:

@@ -23,7 +23,6 @@ from fluxutils_py.estimator.estimator_settings import as_callbacks
 from fluxutils_py.estimator.fit_data import FitRequest, ValidationData
 from fluxutils_py.estimator.fitting import run_fit
 from fluxutils_py.estimator.minibatch_size import whole_batchsize
-from fluxutils_py.forecasting.calendar_features import calendar_names
 from fluxutils_py.forecasting.correction import Correction
 from fluxutils_py.forecasting.correction_choice import learn_correction
 from fluxutils_py.forecasting.covariates import Covariates
@@ -187,9 +186,8 @@ def choose_inputs(settings: ForecasterSettings, series: Panel | ArrayFNT) -> Fit
     covariates = Covariates()
     frequency = None
     source: PackedSeries | ArraySource
-    from_time = calendar_names(settings.calendar, panel_of(series))
     if isinstance(series, Panel):
-        covariates = Covariates.of(series, columns_of(settings), from_time)
+        covariates = Covariates.of(series, columns_of(settings))
         frequency = series.frequency
         source = PackedSeries(series.values[settings.target_col][None], series.lengths)
     else:

@@ -88,8 +88,7 @@ def _require_plain_series(has_covariates: bool) -> None:
     if has_covariates:
         raise DataError(
             "network='segments' reads the last values alone, and there are covariates; leave out "
-            "hist_exog_list, futr_exog_list, stat_exog_list and calendar, or set "
-            "network='recurrent'"
+            "hist_exog_list, futr_exog_list and stat_exog_list, or set network='recurrent'"
         )
 
 

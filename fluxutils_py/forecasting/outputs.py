@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fluxutils_py.errors import DataError, ShapeError, warn
-from fluxutils_py.forecasting.calendar_features import calendar_values
 from fluxutils_py.forecasting.covariates import Covariate
 from fluxutils_py.forecasting.features import Features
 from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster, array_shape
@@ -241,8 +240,8 @@ def future_covariates(
     DataError
         If a row or a value is missing. The message names it.
     """
-    covariates = [c.name for c in fitted.covariates.futr if not c.from_time]
-    channels = _calendar_ahead(fitted, history, h)
+    covariates = [c.name for c in fitted.covariates.futr]
+    channels = np.zeros((len(covariates), history.n_series, h))
     if not covariates:
         if futr_df is not None:
             raise DataError("futr_df is given, but futr_exog_list names no covariates")
@@ -260,27 +259,6 @@ def future_covariates(
     # rows of other series and times are no error: a calendar covers more than is asked for
     _require_all_rows(fitted, panel, ahead, h)
     _fill_covariates(channels, fitted.covariates.futr, frame, ahead)
-    return channels
-
-
-def _calendar_ahead(
-    fitted: FittedForecaster,
-    history: History,
-    h: int,
-) -> np.ndarray:
-    """Return the channels of covariates known ahead, (C, N, h), of which those of the calendar are
-    filled in; the others are 0.
-    """
-    covariates = fitted.covariates.futr
-    n = history.n_series
-    channels = np.zeros((len(covariates), n, h))
-    for channel, covariate in zip(channels, covariates, strict=True):
-        if covariate.from_time:
-            panel = require_panel(history)
-            series = np.repeat(np.arange(n), h)
-            steps = panel.lengths[series] + np.tile(np.arange(h), n)
-            values = calendar_values(panel, series, steps, covariate.name)
-            channel[:] = values.reshape(n, h)
     return channels
 
 
@@ -311,9 +289,8 @@ def _fill_covariates(
 ) -> None:
     """Write the values of a frame to the channels (C, N, h) of covariates known ahead."""
     for channel, covariate in zip(channels, covariates, strict=True):
-        if not covariate.from_time:
-            values = covariate.channel(frame.values(covariate.name))
-            channel[ahead.series, ahead.step] = values[ahead.rows]
+        values = covariate.channel(frame.values(covariate.name))
+        channel[ahead.series, ahead.step] = values[ahead.rows]
 
 
 def score_forecasts(
@@ -334,7 +311,7 @@ def score_forecasts(
             "forecaster was fitted on, to score"
         )
     # 0 where there is no row: these steps are not scored
-    channels = _calendar_ahead(fitted, history, fitted.h)
+    channels = np.zeros((len(fitted.covariates.futr), history.n_series, fitted.h))
     _fill_covariates(channels, fitted.covariates.futr, frame, ahead)
     values = forecast_values(fitted, history, channels)[ahead.series, 0, ahead.step]
     scale = _typical_changes(history.tail[0], fitted.features.season)
@@ -416,7 +393,6 @@ def further_steps(
         lengths=ends,
     )
     values = _values_after_gaps(fitted, panel, lengths)
-    _fill_calendar(values, fitted, extended, series, lengths)
     return Steps(series, lengths, values, fitted.covariates.static(panel), extended)
 
 
@@ -500,25 +476,6 @@ def _values_after_gaps(
     longer = replace(panel, lengths=lengths)
     out[:, longer.positions(lengths - panel.lengths, lengths)] = values
     return out
-
-
-def _fill_calendar(
-    values: np.ndarray,
-    fitted: FittedForecaster,
-    extended: Panel,
-    series: np.ndarray,
-    lengths: np.ndarray,
-) -> None:
-    """Write the covariates of the calendar at the last ``lengths[n]`` steps of some series of a
-    panel; they are known in a gap too.
-    """
-    covariates = fitted.covariates.futr
-    number = np.repeat(series, lengths)
-    within = np.arange(len(number)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    steps = np.repeat(extended.lengths[series] - lengths, lengths) + within
-    for channel, covariate in zip(values[len(values) - len(covariates) :], covariates, strict=True):
-        if covariate.from_time:
-            channel[:] = calendar_values(extended, number, steps, covariate.name)
 
 
 def array_steps(

@@ -31,7 +31,7 @@ def test_a_forecaster_read_forecasts_and_updates_the_same(panel, small, to_polar
     fc.save(tmp_path / "fc.pt")
     again = Forecaster.load(tmp_path / "fc.pt")
     assert again.get_params() == {**fc.get_params(), "quantiles": [0.3], "comm": "auto"} | {
-        name: [] for name in ("hist_exog_list", "futr_exog_list", "stat_exog_list", "calendar")
+        name: [] for name in ("hist_exog_list", "futr_exog_list", "stat_exog_list")
     }
     assert again.features_ == fc.features_
     a, b = fc.predict(), again.predict()

@@ -2,13 +2,10 @@
 
 import numpy as np
 import pandas as pd
-import polars as pl
 import pytest
 
 from fluxutils_py.errors import DataError
 from fluxutils_py.forecasting import Forecaster
-from fluxutils_py.forecasting.feature_choice import usual_season
-from fluxutils_py.frames.panel import Columns, read_panel
 
 N = 60
 HOLIDAYS = ["2024-03-29", "2024-04-01"]
@@ -86,19 +83,3 @@ def test_what_is_not_in_the_calendar_is_refused_or_no_row_ahead(small):
             Forecaster(4, freq=freq, **small).fit(df)
     with pytest.raises(ValueError, match="the times are integers"):
         Forecaster(4, freq=SESSIONS, **small).fit(df.assign(ds=df.index))
-
-
-@pytest.mark.slow
-def test_positions_in_the_day_of_a_calendar():
-    times, freq, _ = CASES["bh"]
-    df = pl.DataFrame({"unique_id": ["a"] * len(times), "ds": times.to_list(), "y": values()})
-    panel = read_panel(df, Columns(), "bh")
-    assert usual_season(panel.frequency) == 8
-    assert panel.lengths.tolist() == [N + 8]
-    fc = Forecaster(3, freq=freq, calendar="auto", hidden_size=4, max_steps=3, comm=None)
-    fc.set_params(verbose=False, random_state=0).fit(df)
-    names = [c.name for c in fc.covariates_.futr]
-    assert names == [f"calendar_{f}_{w}" for f in ("hour", "dayofweek") for w in ("sin", "cos")]
-    assert (
-        fc.predict()["ds"].to_list() == pd.date_range(times[-1], periods=4, freq="bh")[1:].tolist()
-    )
