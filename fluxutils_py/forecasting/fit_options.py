@@ -16,7 +16,7 @@ from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster
 from fluxutils_py.forecasting.panel_windows import ArrayFNT, ArraySource, PackedSeries
 from fluxutils_py.frames.frames import Frame, is_frame
 from fluxutils_py.frames.panel import Panel
-from fluxutils_py.validation import check_integer, check_positive
+from fluxutils_py.validation import check_integer
 
 WEIGHT = "sample_weight of fit"  # name of the weights among the values of a panel
 
@@ -28,14 +28,12 @@ class FitOptions:
     Attributes
     ----------
     val_size : int
-    half_life : float or None
     weights : ndarray of shape (F, N, T), or None
         Of the values of an array; those of a panel are among its values.
     start : FittedForecaster or None
     """
 
     val_size: int = 0
-    half_life: float | None = None
     weights: np.ndarray | None = None
     start: FittedForecaster | None = None
 
@@ -47,15 +45,12 @@ class FitOptions:
                 f"val_size is {self.val_size}, fewer steps than the horizon of {h}: the last steps "
                 f"of forecasts would never be validated; give 0, or at least {h}"
             )
-        if self.half_life is not None:
-            check_positive("half_life", self.half_life, error=ValueError)
 
     def traits(self) -> dict[str, object]:
         """Return what ranks compare."""
         weights = self.weights
         return {
             "val_size": self.val_size,
-            "half_life": self.half_life,
             "the sum of sample_weight": None if weights is None else float(weights.sum()),
             "whether it continues an earlier fit": self.start is not None,
         }
@@ -177,9 +172,6 @@ def target_weights(
         if weights is not None:
             weights = weights[:, :, : series.shape[2]]
         known = np.True_
-    if options.half_life is not None:
-        recent = 0.5 ** (_age(series) / options.half_life)
-        weights = recent if weights is None else weights * recent
     if weights is None:
         return None
     live = weights[known & (weights > 0)]
@@ -206,15 +198,3 @@ def equal_weights(series: Panel | ArrayFNT) -> Weights:
     """Return weights of 1."""
     n = int(series.lengths.sum()) if isinstance(series, Panel) else 1
     return _source(series, np.ones(n))
-
-
-def _age(series: Panel | ArrayFNT) -> np.ndarray:
-    """Return how many steps each value is older than the last one of all series."""
-    if not isinstance(series, Panel):
-        return np.arange(series.shape[2] - 1, -1, -1.0)
-    earliest = np.full(series.n_series, series.first.min())
-    begin, _ = series.frequency.steps_between(earliest, series.first)
-    last = int((begin + series.lengths).max()) - 1
-    steps = np.arange(len(next(iter(series.values.values()))))
-    first = np.repeat(begin - series.offsets, series.lengths)
-    return last - (first + steps).astype(float)

@@ -232,7 +232,6 @@ class Forecaster(ForecasterSettings):
         static_df: object = None,
         val_size: int = 0,
         sample_weight: object = None,
-        half_life: float | None = None,
     ) -> Self:
         """Train on a panel of series.
 
@@ -259,9 +258,6 @@ class Forecaster(ForecasterSettings):
             ``df``, or one weight per row; for an array, of shape (N,), (N, T) or (F, N, T). They
             are scaled to mean 1 over values of weight above 0. A value of weight 0 has no part in
             the loss, and is an input like others.
-        half_life : float, optional
-            Number of steps after which a value counts half as much as the latest of all series;
-            multiplies ``sample_weight``.
 
         Returns
         -------
@@ -278,7 +274,7 @@ class Forecaster(ForecasterSettings):
             If a parameter or argument has an invalid value or shape. The message names it. An
             earlier fit stays in any case.
         """
-        options = FitOptions(val_size, half_life)
+        options = FitOptions(val_size)
         run_with_callbacks(self, lambda: self._fit(df, static_df, options, sample_weight))
         return self
 

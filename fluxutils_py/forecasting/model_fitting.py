@@ -252,7 +252,7 @@ class LearningData:
         weights = target_weights(training, options)
         if not options.val_size:
             return cls(fitted, windows, windows, weights)
-        of_all = target_weights(series, replace(options, half_life=None))
+        of_all = target_weights(series, options)
         # both or none: they are channels of the targets
         if weights is not None and of_all is None:
             of_all = equal_weights(series)
