@@ -40,19 +40,9 @@ def usual_season(frequency: Frequency | None) -> int:
         return max(1, 12 // frequency.size)
     if frequency.kind == "business":
         return 5 if frequency.size == 1 else 1
-    if frequency.kind == "grid":
-        return _grid_season(frequency)
     if frequency.kind == "days":
         return {DAY: 7, 7 * DAY: 52}.get(frequency.size, 1)
     return DAY // frequency.size if DAY % frequency.size == 0 else 1
-
-
-def _grid_season(frequency: Frequency) -> int:
-    """Return the usual number of times in a day, else in a week of days; 1 for rarer times."""
-    if frequency.times_per_day > 1:
-        return frequency.times_per_day
-    usual_distance = int(np.median(np.diff(frequency.grid)))
-    return 5 if usual_distance <= DAY else 1
 
 
 def season_within(season: int, longest: int) -> int:

@@ -84,12 +84,9 @@ class Forecaster(ForecasterSettings):
     season_length : int, optional
         Steps per season. None: chosen by ``freq``: a day of hours, a week of days, a year of
         months; 1 for integers.
-    freq : str, pandas offset, int or array of dates, optional
+    freq : str, pandas offset or int, optional
         Time between two steps: an alias of pandas ("h", "15min", "D", "W", "MS", "ME", "B") or of
-        polars, or an integer for integer times. Of other offsets, such as "bh" or
-        ``CustomBusinessDay``, the times are made for the data and half as long after them. A
-        ``DatetimeIndex`` gives all times, past and future, in local time, such as the sessions of
-        an exchange: each step goes to the next of them. None: inferred.
+        polars, or an integer for integer times. None: inferred.
     quantiles : sequence of float
         Levels between 0 and 1 to forecast in addition to the point forecast. The quantiles never
         cross.

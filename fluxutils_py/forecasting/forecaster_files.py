@@ -122,7 +122,7 @@ def read_forecaster(
     """
     content = read_file(path, KIND, format=FORMAT)
     with _damage_is_an_error(path):
-        content = _current(content)
+        content = _current(content, path)
     # before the constructor, whose errors would not say that a file lacks code
     missing = [name for name in content["code"] if name not in arguments]
     if missing:
@@ -133,7 +133,7 @@ def read_forecaster(
     return content
 
 
-def _current(content: dict[str, Any]) -> dict[str, Any]:
+def _current(content: dict[str, Any], path: Path) -> dict[str, Any]:
     """Return the content of a file of 0.2.0 as files have it now."""
     settings = content["settings"]
     settings.pop("calendar", None)
@@ -143,6 +143,12 @@ def _current(content: dict[str, Any]) -> dict[str, Any]:
             settings["futr_exog_list"] = [*settings["futr_exog_list"], covariate["name"]]
     for covariate in content["covariates"]["hist"] + content["covariates"]["stat"]:
         covariate.pop("from_time", None)
+    frequency = content["frequency"]
+    if frequency is not None and len(frequency.pop("times", ())):
+        raise LoadError(
+            f"{path}: its freq={frequency['text']!r} is not supported any more: fit again, with "
+            "numbers of the times in a column of integers"
+        )
     return content
 
 
@@ -216,13 +222,13 @@ def _load_fit(
 def _plain_frequency(frequency: Frequency | None) -> dict[str, Any] | None:
     if frequency is None:
         return None
-    return asdict(frequency) | {"times": torch.tensor(frequency.times, dtype=torch.int64)}
+    return asdict(frequency)
 
 
 def _load_frequency(content: dict[str, Any] | None) -> Frequency | None:
     if content is None:
         return None
-    return Frequency(**content | {"times": tuple(content["times"].tolist())})
+    return Frequency(**content)
 
 
 def _load_network(

@@ -13,7 +13,6 @@ from fluxutils_py.frames.frames import Frame, TimeColumn, to_absolute, to_local
 from fluxutils_py.frames.frequency import (
     Frequency,
     first_times,
-    grid_frequency,
     infer_frequency,
     parse_frequency,
 )
@@ -277,24 +276,9 @@ def read_frequency(
 ) -> Frequency:
     if isinstance(freq, Frequency):
         return freq
-    if freq is not None and not isinstance(freq, str) and hasattr(freq, "__len__"):
-        return _given_times(freq, at)
     if freq is not None:
-        return parse_frequency(freq, at.is_integer, polars, at.local)
+        return parse_frequency(freq, at.is_integer, polars)
     return infer_frequency(at.absolute, at.local, series)
-
-
-def _given_times(freq: Any, at: TimeColumn) -> Frequency:
-    """Return the frequency for all times, past and future, as a user gives them."""
-    if at.is_integer:
-        raise ValueError("freq has dates, but the times are integers; give an integer, such as 1")
-    zone = getattr(freq, "tz", None)
-    if zone is not None and at.zone is None:
-        raise ValueError(
-            f"the times of freq are in the time zone {zone}, and those of the data have none; give "
-            "freq.tz_localize(None)"
-        )
-    return grid_frequency(freq if zone is None else freq.tz_convert(at.zone))
 
 
 def _require_kind(
