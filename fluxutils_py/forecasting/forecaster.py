@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from os import PathLike
 from typing import Any, Self
 
 import numpy as np
+from sklearn.base import clone
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
-from fluxutils_py.errors import DataError
+from fluxutils_py.errors import DataError, SpecError
 from fluxutils_py.estimator.spec import explains_arguments
 from fluxutils_py.exporting.export_files import check_format
 from fluxutils_py.forecasting.correction import Correction
 from fluxutils_py.forecasting.covariates import Covariates
-from fluxutils_py.forecasting.cross_validation import Walk, cross_validate
+from fluxutils_py.forecasting.cross_validation import cross_validate
 from fluxutils_py.forecasting.features import Features
 from fluxutils_py.forecasting.fit_options import (
     FitOptions,
@@ -39,9 +41,9 @@ from fluxutils_py.forecasting.forecaster_settings import (
     check_settings,
     columns_of,
     course_of_fit,
+    output_columns,
 )
 from fluxutils_py.forecasting.history import History, start_history
-from fluxutils_py.forecasting.in_sample import in_sample_frame
 from fluxutils_py.forecasting.model_fitting import Fit, fit_panel, require_same_networks
 from fluxutils_py.forecasting.outputs import (
     array_steps,
@@ -214,7 +216,6 @@ class Forecaster(ForecasterSettings):
     loss_name_: Any
     loss_curve_: list[float]
     validation_loss_curve_: list[float]
-    _training: Panel | None = None
     models_: list[nn.Module]
     network_: str
     network_errors_: dict[str, float]
@@ -295,7 +296,6 @@ class Forecaster(ForecasterSettings):
             # before any attribute changes: after an error the earlier fit stays
             fit = fit_panel(self, ranks, series, options)
         self._keep(fit)
-        self._training = panel_of(series)
         end_fit()
 
     def _keep(self, fit: Fit) -> None:
@@ -320,6 +320,8 @@ class Forecaster(ForecasterSettings):
         df: object = None,
         *,
         h: int | None = None,
+        level: Sequence[float] | None = None,
+        quantiles: Sequence[float] | None = None,
         futr_df: object = None,
         static_df: object = None,
     ) -> Any:
@@ -335,8 +337,14 @@ class Forecaster(ForecasterSettings):
             of these. More are forecast by recursion: the median of the steps before (the point
             forecast, if 0.5 is none of ``quantiles``) takes the place of values, and the network
             forecasts the next ``h`` from there; past covariates keep their last values. The
-            quantiles of later steps do not contain the
-            error of the ones before, and are too narrow; a warning says so.
+            quantiles of later steps do not contain the error of the ones before, and are too
+            narrow; a warning says so.
+        level : sequence of float, optional
+            Bands to return, in per cent, such as [80, 90]: columns ``Forecaster-lo-80`` and
+            ``Forecaster-hi-80``, which are the trained quantiles 0.1 and 0.9.
+        quantiles : sequence of float, optional
+            Trained quantiles to return, as columns ``Forecaster-q0.1``. Without ``level`` and
+            ``quantiles``: all, with the names of their bands, and ``Forecaster-median``.
         futr_df : data frame, optional
             Covariates known ahead, at all forecast times; see :meth:`make_future_dataframe`.
         static_df : data frame, optional
@@ -350,9 +358,10 @@ class Forecaster(ForecasterSettings):
             name. Every rank has all of it.
         """
         fitted = self._fitted
+        outputs = output_columns(self, level, quantiles)
         history, shape = self._history_of(df, static_df)
         values = forecast_any(fitted, history, futr_df, h)
-        return forecast_frame(fitted, history, shape, values)
+        return forecast_frame(fitted, history, shape, values, outputs)
 
     @undisturbed()
     def update(self, df: object, *, static_df: object = None) -> Self:
@@ -407,10 +416,13 @@ class Forecaster(ForecasterSettings):
         n_windows: int = 1,
         step_size: int | None = None,
         *,
+        h: int | None = None,
         refit: bool | None = False,
+        level: Sequence[float] | None = None,
+        quantiles: Sequence[float] | None = None,
         static_df: object = None,
     ) -> Any:
-        """Evaluate forecasts of the last part of each series, walking forward in time.
+        """Forecast the last part of each series, walking forward in time.
 
         This forecaster does not change.
 
@@ -421,17 +433,20 @@ class Forecaster(ForecasterSettings):
             Number of forecasts of ``h`` steps; the last one covers the last ``h`` steps.
         step_size : int, optional
             Steps between one forecast and the next. None: ``h``.
+        h : int, optional
+            Number of steps to forecast. None: that of the forecaster.
         refit : bool or None
             True: train for each window. False: train once, on the data before the first window.
             None: do not train, use this forecaster, which was fitted on earlier data or other
-            series; each rank may do so by itself.
+            series; each rank may do so by itself. Of the data that it was fitted on, the errors
+            are those in the sample.
+        level, quantiles : as in :meth:`predict`
 
         Returns
         -------
         data frame
-            With id, time, ``cutoff`` (the last known time), truth, the forecast and its quantiles,
-            and the baselines ``Naive``, ``SeasonalNaive``, ``Drift`` and ``WindowAverage``. Score
-            it with :func:`evaluate`.
+            With id, time, ``cutoff`` (the last known time), truth, the forecast and its quantiles:
+            ``utilsforecast.evaluation.evaluate`` scores it.
 
         Raises
         ------
@@ -440,65 +455,31 @@ class Forecaster(ForecasterSettings):
         """
         comm = None if refit is None else self.comm  # forecasts need no other ranks
         with undisturbed(), RankGroup.from_comm(comm, "Forecaster.cross_validation") as ranks:
-            check_settings(self)
-            step = int(self.h) if step_size is None else step_size
-            walk = Walk(n_windows, step, refit)
-            ranks.require_equal(vars(walk) | course_of_fit(self))
+            settings = self if h is None else clone(self).set_params(h=h)
+            check_settings(settings)
+            fitted = self._fitted if refit is None else None
+            if fitted is not None and settings.h != fitted.h:
+                raise SpecError(
+                    f"refit=None takes the networks of the fit, which forecast {fitted.h} steps, "
+                    f"not h={h}; leave h out, or train with refit=False"
+                )
+            step_size = int(settings.h) if step_size is None else step_size
+            check_integer("n_windows", n_windows, 1)
+            check_integer("step_size", step_size, 1)
+            outputs = output_columns(self, level, quantiles)
+            walk = {"n_windows": n_windows, "step_size": step_size, "refit": refit}
+            ranks.require_equal(walk | course_of_fit(settings))
             if not is_frame(df):
                 raise DataError(
                     "cross_validation takes a data frame; for an array (F, N, T), cut off steps "
                     "and predict"
                 )
-            fitted = self._fitted if refit is None else None
-            check_output_names(self)
+            check_output_names(self, outputs)
             freq = self.freq if fitted is None else self.frequency_
             panel = read_panel(df, columns_of(self), freq, static_df=static_df)
-            return cross_validate(self, fitted, ranks, panel, walk)
-
-    @undisturbed()
-    def predict_insample(
-        self, df: object = None, *, step_size: int = 1, static_df: object = None
-    ) -> Any:
-        """Forecast from origins inside of the series that the networks were trained on.
-
-        The truth of such forecasts was seen in training: they serve for residuals, and are better
-        than others will be; see :meth:`cross_validation` for these.
-
-        Parameters
-        ----------
-        df, static_df : as in :meth:`fit`, but data frames only; optional
-            None: the series of ``fit``, which the forecaster holds until it is saved or pickled.
-        step_size : int
-            Steps between one origin and the next; the last one is ``h`` steps before the end of
-            each series.
-
-        Returns
-        -------
-        data frame
-            As from :meth:`cross_validation`, without baselines: id, time, ``cutoff`` (the last
-            known time), truth, the forecast and its quantiles, for each origin from the first step
-            of a series on.
-
-        Raises
-        ------
-        DataError
-            If no series is longer than ``h``, or ``df`` is needed.
-        """
-        fitted = self._fitted
-        check_integer("step_size", step_size, 1)
-        if self.frequency_ is None:
-            raise DataError(
-                "predict_insample is for data frames; for an array (F, N, T), cut off steps and "
-                "predict"
+            return cross_validate(
+                settings, fitted, ranks, panel, n_windows, step_size, bool(refit), outputs
             )
-        panel = self._training if df is None else panel_of(self._read_fitted(df, static_df))
-        if panel is None:
-            raise DataError(
-                "the forecaster comes from a file or another process, without the series of fit: "
-                "give them, predict_insample(df)"
-            )
-        check_output_names(self)
-        return in_sample_frame(fitted, panel, step_size)
 
     @undisturbed()
     def score(self, df: object, y: object = None) -> float:
@@ -585,10 +566,6 @@ class Forecaster(ForecasterSettings):
         forecaster = cls(**{**content["settings"], **arguments})
         cls._keep(forecaster, load_fit(content, forecaster, path))
         return forecaster
-
-    def __getstate__(self) -> dict[str, Any]:
-        # data are no part of what was learnt, and may be large
-        return {**super().__getstate__(), "_training": None}
 
     # -- data --------------------------------------------------------------------------------------
 

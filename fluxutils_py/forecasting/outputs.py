@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -153,17 +154,18 @@ def forecast_frame(
     history: History,
     shape: tuple[int, int] | None,
     values: np.ndarray,
+    outputs: Mapping[str, int],
 ) -> Any:
     """Return forecasts (N, 1 + quantiles, h) as ``Forecaster.predict`` does; ``shape`` as from
-    :func:`array_shape`.
+    :func:`array_shape`, ``outputs`` as from :func:`output_columns`.
     """
     # an array comes back in the form in which it was given
     if shape is not None:
-        arrays = {name: values[:, i].reshape(*shape, -1) for i, name in enumerate(fitted.names)}
-        return arrays if fitted.n_quantiles else arrays[fitted.names[0]]
+        arrays = {name: values[:, i].reshape(*shape, -1) for name, i in outputs.items()}
+        return arrays if len(arrays) > 1 else arrays[fitted.names[0]]
     panel = require_panel(history)
     columns = key_columns(fitted, panel, values.shape[2])
-    columns |= {name: values[:, i].ravel() for i, name in enumerate(fitted.names)}
+    columns |= {name: values[:, i].ravel() for name, i in outputs.items()}
     return make_frame(columns, panel.types, panel.backend)
 
 

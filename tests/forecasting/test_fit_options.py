@@ -201,7 +201,7 @@ def test_the_validation_loss_is_that_of_forecasts_into_the_held_out_part(df, val
             rows = Segments(np.zeros(1, int), np.array([n - 1]), np.ones(1, int))
             past = windows.past(rows, 0, 1)
             out = as_learnt.predict(known)
-            columns = out[["Forecaster", "Forecaster-q0.2", "Forecaster-q0.8"]].to_numpy()
+            columns = out[["Forecaster", "Forecaster-lo-60", "Forecaster-hi-60"]].to_numpy()
             transform = np.log if validated.features_.log else (lambda v: v)
             z = (transform(columns) - past.naive[0, 0][:, None]) / past.scale[0, 0]
             for k in range(H):

@@ -29,7 +29,7 @@ def test_columns_are_those_that_the_settings_name_now(panel, small):
     fc = Forecaster(3, quantiles=(0.9, 0.1), **small).fit(panel)
     fc.set_params(alias="Other", time_col="when")
     fitted = FittedForecaster(fc.features_, fc.channels_, fc.covariates_, fc, fc.models_)
-    assert fitted.names == ["Other", "Other-q0.1", "Other-q0.9"]
+    assert fitted.names == ["Other", "Other-lo-80", "Other-hi-80"]
     assert (fitted.columns.time, fitted.n_quantiles, fitted.h) == ("when", 2, 3)
 
 

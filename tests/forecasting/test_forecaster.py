@@ -115,10 +115,10 @@ def test_quantiles_never_cross_and_have_columns_in_order(panel, small):
     assert list(out.columns) == [
         "unique_id",
         "ds",
-        *(f"Forecaster{q}" for q in ("", "-q0.1", "-q0.5", "-q0.9")),
+        *(f"Forecaster{q}" for q in ("", "-lo-80", "-median", "-hi-80")),
     ]
-    assert (out["Forecaster-q0.1"] <= out["Forecaster-q0.5"]).all()
-    assert (out["Forecaster-q0.5"] <= out["Forecaster-q0.9"]).all()
+    assert (out["Forecaster-lo-80"] <= out["Forecaster-median"]).all()
+    assert (out["Forecaster-median"] <= out["Forecaster-hi-80"]).all()
 
 
 @pytest.mark.slow
@@ -326,7 +326,7 @@ def test_arrays_equal_frames(rng, small):
     out = fc.predict()
     assert {name: y.shape for name, y in out.items()} == {
         "Forecaster": (2, 3, 6),
-        "Forecaster-q0.5": (2, 3, 6),
+        "Forecaster-median": (2, 3, 6),
     }
     df = pd.DataFrame(
         {"unique_id": np.repeat(np.arange(6), 47), "ds": np.tile(np.arange(47), 6), "y": x.ravel()}

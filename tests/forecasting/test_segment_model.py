@@ -230,7 +230,9 @@ def test_segments_learn_from_weights_and_stop_by_a_validation_part():
 
     plain = weights_of()
     assert torch.equal(weights_of(sample_weight=np.full(y.shape, 0.4)), plain)
-    assert not torch.equal(weights_of(sample_weight=np.ones(y.shape) + np.arange(y.shape[2])), plain)
+    assert not torch.equal(
+        weights_of(sample_weight=np.ones(y.shape) + np.arange(y.shape[2])), plain
+    )
     fit = clone(fc).set_params(transform="none").fit(y, val_size=20)
     before = clone(fc).set_params(transform="none").fit(y[:, :, :-20])
     np.testing.assert_allclose(before.loss_curve_, fit.loss_curve_, rtol=1e-6)
