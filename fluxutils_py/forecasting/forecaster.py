@@ -12,7 +12,7 @@ from sklearn.base import clone
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
-from fluxutils_py.errors import DataError, SpecError
+from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.estimator.spec import explains_arguments
 from fluxutils_py.exporting.export_files import check_format
 from fluxutils_py.forecasting.correction import Correction
@@ -21,12 +21,9 @@ from fluxutils_py.forecasting.cross_validation import cross_validate
 from fluxutils_py.forecasting.features import Features
 from fluxutils_py.forecasting.fit_options import (
     FitOptions,
-    array_weights,
-    frame_weights,
 )
 from fluxutils_py.forecasting.fitted_forecaster import (
     FittedForecaster,
-    array_shape,
     warn_short_series,
 )
 from fluxutils_py.forecasting.forecaster_export import check_forecaster_export, export_forecaster
@@ -46,20 +43,18 @@ from fluxutils_py.forecasting.forecaster_settings import (
 from fluxutils_py.forecasting.history import History, start_history
 from fluxutils_py.forecasting.model_fitting import Fit, fit_panel, require_same_networks
 from fluxutils_py.forecasting.outputs import (
-    array_steps,
     forecast_any,
     forecast_frame,
     further_steps,
     future_frame,
-    require_panel,
     require_same_static,
     score_forecasts,
 )
-from fluxutils_py.forecasting.panel_windows import ArrayFNT, Channels
+from fluxutils_py.forecasting.panel_windows import Channels
+from fluxutils_py.forecasting.reading import read_series
 from fluxutils_py.frames.frames import is_frame
 from fluxutils_py.frames.frequency import Frequency
-from fluxutils_py.frames.panel import Panel, panel_of, read_panel
-from fluxutils_py.inputs import as_series
+from fluxutils_py.frames.panel import Panel, read_panel
 from fluxutils_py.nn.precision import undisturbed
 from fluxutils_py.parallel import RankGroup, get_communicator
 from fluxutils_py.sklearn_callbacks import begin_fit, nothing, run_with_callbacks
@@ -164,7 +159,7 @@ class Forecaster(ForecasterSettings):
     ----------
     features_ : Features
         Settings chosen from the data: ``season``, ``lag``, ``input_size``, ``log``.
-    frequency_ : Frequency or None
+    frequency_ : Frequency
     loss_name_ : str or callable
     models_ : list of nn.Module
     network_ : str
@@ -212,7 +207,7 @@ class Forecaster(ForecasterSettings):
     channels_: Channels
     correction_: Correction | None
     covariates_: Covariates
-    frequency_: Frequency | None
+    frequency_: Frequency
     loss_name_: Any
     loss_curve_: list[float]
     validation_loss_curve_: list[float]
@@ -239,8 +234,7 @@ class Forecaster(ForecasterSettings):
             A frame has one row per series and time, in any order. Series may differ in length and
             start, and may lack values (null or NaN) and times; rows without a value after the last
             value of all series are warned of, since forecasts begin after them. In an array, each
-            feature of each series counts as one series; the array may be a memory map or an open
-            HDF5 dataset larger than memory.
+            feature of each series counts as one series, at integer times from 0.
         y : None
             Ignored; for scikit-learn.
         static_df : data frame, optional
@@ -285,16 +279,22 @@ class Forecaster(ForecasterSettings):
             if self.warm_start and hasattr(self, "models_"):
                 options = replace(options, start=self._fitted)
                 require_same_networks(self, self._fitted)
-            extra = frame_weights(df, sample_weight)
-            read = self._read if options.start is None else self._read_fitted
-            series = read(df, static_df, extra=extra)
-            options = replace(options, weights=array_weights(series, sample_weight))
+            if options.start is None:
+                panel = read_series(
+                    df,
+                    columns_of(self),
+                    self.freq,
+                    static_df=static_df,
+                    sample_weight=sample_weight,
+                )
+            else:
+                panel = self._read_known(df, static_df, sample_weight=sample_weight)
             ranks.require_equal(course_of_fit(self) | options.traits())
             end_fit = nothing
             if ranks.rank == 0:
                 end_fit = begin_fit(self, df, n_epochs=None, fitted=None)
             # before any attribute changes: after an error the earlier fit stays
-            fit = fit_panel(self, ranks, series, options)
+            fit = fit_panel(self, ranks, panel, options)
         self._keep(fit)
         end_fit()
 
@@ -311,7 +311,6 @@ class Forecaster(ForecasterSettings):
         self.validation_loss_curve_ = fit.validation_loss_curve
         self.network_ = fitted.network
         self.network_errors_ = fit.network_errors
-        self._shape = fit.shape
         self._origin = fit.origin
 
     @undisturbed()
@@ -359,9 +358,9 @@ class Forecaster(ForecasterSettings):
         """
         fitted = self._fitted
         outputs = output_columns(self, level, quantiles)
-        history, shape = self._history_of(df, static_df)
+        history = self._history_of(df, static_df)
         values = forecast_any(fitted, history, futr_df, h)
-        return forecast_frame(fitted, history, shape, values, outputs)
+        return forecast_frame(fitted, history.panel, values, outputs)
 
     @undisturbed()
     def update(self, df: object, *, static_df: object = None) -> Self:
@@ -390,18 +389,21 @@ class Forecaster(ForecasterSettings):
         fitted = self._fitted
         history = self.history_
         known = history.panel
-        series = self._read_fitted(df, static_df, None if known is None else known.zone)
+        panel = self._read_known(df, static_df, known.zone)
+        if panel.shape is not None:
+            if panel.shape != known.shape:
+                raise ShapeError(
+                    f"df has shape {(*panel.shape, int(panel.lengths[0]))}; expected (F, N, T) "
+                    f"with {known.shape} features and series"
+                )
+            panel = replace(panel, first=known.lengths)  # its steps follow
         # what cannot follow is refused: the stored series would be unusable from then on
-        if isinstance(series, Panel):
-            self._require_ids(series.ids, require_panel(history).ids)
-            require_same_static(fitted, history, series, static_df)
-            steps = further_steps(fitted, history, series, df)
-        else:
-            fitted.require_finite(np.asarray(series[:, :, :]))
-            steps = array_steps(history, series, self._shape)
+        self._require_ids(panel.ids, known.ids)
+        require_same_static(fitted, history, panel, static_df)
+        steps = further_steps(fitted, history, panel, df)
         longer = history.extended(fitted.models, steps, fitted.tail_windows)
         self._origin = longer
-        warn_short_series(fitted.features.season, longer.lengths, longer.panel, steps.series)
+        warn_short_series(fitted.features.season, longer.lengths, longer.panel.ids, steps.series)
         return self
 
     def make_future_dataframe(self, h: int | None = None) -> Any:
@@ -526,9 +528,9 @@ class Forecaster(ForecasterSettings):
         """Compare forecasts of an exported file with those of :meth:`predict`, after every step;
         see :func:`fluxutils_py.check_export`.
         """
-        series = self._read_fitted(df, None)
+        panel = self._read_known(df, None)
         return check_forecaster_export(
-            self._fitted, path, series, 1e-5 if tolerance is None else tolerance
+            self._fitted, path, panel, 1e-5 if tolerance is None else tolerance
         )
 
     @undisturbed()
@@ -547,7 +549,6 @@ class Forecaster(ForecasterSettings):
                 self.loss_curve_,
                 self.validation_loss_curve_,
                 self.network_errors_,
-                self._shape,
                 history,
             )
             save_forecaster(path, fit, history)
@@ -583,38 +584,33 @@ class Forecaster(ForecasterSettings):
             self.network_,
         )
 
-    def _read(
-        self, df: object, static_df: object, *, extra: dict[str, np.ndarray] | None = None
-    ) -> Panel | ArrayFNT:
-        """Return the panel of a frame, or the array; ``extra`` as in :func:`read_panel`."""
-        if is_frame(df):
-            return read_panel(df, columns_of(self), self.freq, static_df=static_df, extra=extra)
-        return self._read_array(df, static_df, None)
-
-    def _read_fitted(
+    def _read_known(
         self,
         df: object,
         static_df: object,
         zone: str | None = None,
         *,
-        extra: dict[str, np.ndarray] | None = None,
-    ) -> Panel | ArrayFNT:
-        """Return what :meth:`_read` returns, for data of the kind of ``fit``; ``zone`` and
-        ``extra`` as in :func:`read_panel`.
-        """
-        if not is_frame(df):
-            return self._read_array(df, static_df, self.frequency_)
-        if self.frequency_ is None:
+        sample_weight: object = None,
+    ) -> Panel:
+        """Return series of the kind of those of ``fit``; ``zone`` as in :func:`read_panel`."""
+        known = self.history_.panel
+        if is_frame(df) and known.shape is not None:
             raise DataError(
                 "df is a data frame, but the forecaster was fitted on an array (F, N, T)"
             )
         # with the frequency of fit: that of a few new rows may look like another
-        panel = read_panel(
-            df, columns_of(self), self.frequency_, static_df=static_df, zone=zone, extra=extra
+        panel = read_series(
+            df,
+            columns_of(self),
+            self.frequency_,
+            static_df=static_df,
+            sample_weight=sample_weight,
+            zone=zone,
         )
-        known = self.history_.panel
+        if panel.shape is not None and known.shape is None:
+            raise DataError("df is an array, but the forecaster was fitted on a data frame")
         # a time without a zone cannot be compared with one that has one
-        if known is not None and (panel.zone is None) != (known.zone is None):
+        if (panel.zone is None) != (known.zone is None):
             raise DataError(
                 f"the times of column {self.time_col!r} must have a time zone if those of fit "
                 "had one"
@@ -622,40 +618,8 @@ class Forecaster(ForecasterSettings):
         self._fitted.require_modelled(panel)
         return panel
 
-    def _read_array(self, df: object, static_df: object, frequency: Frequency | None) -> ArrayFNT:
-        """Return an array (F, N, T); ``frequency`` is that of the frame of ``fit``, if there is
-        one.
-        """
-        if static_df is not None:
-            raise DataError(
-                "static_df is for data frames; an array (F, N, T) has no static covariates"
-            )
-        # other libraries expect the number of steps there
-        if isinstance(df, int | np.integer):
-            raise TypeError(
-                f"df={df} is no data: the number of steps to forecast is h of the constructor, "
-                f"{self.h}"
-            )
-        if hasattr(type(df), "to_frame"):  # of pandas or polars
-            frame = "a frame with the columns " + ", ".join(columns_of(self).arguments())
-            if hasattr(df, "rename_axis"):
-                frame += (
-                    f", as df.rename({self.target_col!r}).rename_axis({self.time_col!r})"
-                    f".reset_index().assign({self.id_col}='a')"
-                )
-            raise DataError(f"df is a {type(df).__name__}, expected {frame}; or an array (F, N, T)")
-        if frequency is not None:
-            raise DataError("df is an array, but the forecaster was fitted on a data frame")
-        columns = columns_of(self)
-        if columns.hist or columns.futr or columns.stat:
-            raise DataError("covariates are columns of data frames; an array (F, N, T) has none")
-        array: ArrayFNT = as_series(df, "df")[0].array
-        return array
-
-    def _history_of(self, df: object, static_df: object) -> tuple[History, tuple[int, int] | None]:
-        """Return the ends of the series to forecast, and the shape of an array; None: the stored
-        ones.
-        """
+    def _history_of(self, df: object, static_df: object) -> History:
+        """Return the ends of the series to forecast; None: the stored ones."""
         fitted = self._fitted
         # not ignored: the forecasts would look as if they had used it
         if df is None and static_df is not None:
@@ -664,13 +628,11 @@ class Forecaster(ForecasterSettings):
                 "those of fit; give df, or leave static_df out"
             )
         if df is None:
-            return self.history_, self._shape
-        series = self._read_fitted(df, static_df)
-        # arrays have no frequency, and predict refuses frames then
-        panel = panel_of(series)
-        history = start_history(fitted.models, fitted.windows(series), panel)
-        warn_short_series(fitted.features.season, history.lengths, panel)
-        return history, array_shape(series)
+            return self.history_
+        panel = self._read_known(df, static_df)
+        history = start_history(fitted.models, fitted.windows(panel), panel)
+        warn_short_series(fitted.features.season, history.lengths, panel.ids)
+        return history
 
     def _require_ids(self, ids: np.ndarray, known: np.ndarray) -> None:
         """Raise DataError if a new id is of a type that no stored one has: one column may not hold
@@ -697,5 +659,4 @@ class Forecaster(ForecasterSettings):
 
     @property
     def ids_(self) -> np.ndarray:
-        panel = self.history_.panel
-        return np.arange(self.history_.n_series) if panel is None else panel.ids
+        return self.history_.panel.ids

@@ -98,6 +98,9 @@ class Panel:
         Data types of the id and time columns, of narwhals, or of pyarrow for its ids.
     backend : str
         Library of the frames to return.
+    shape : tuple of int, optional
+        Numbers of features and series of the array that the series came as. None: they came as a
+        frame.
     """
 
     ids: np.ndarray
@@ -109,6 +112,7 @@ class Panel:
     zone: str | None
     types: dict[str, Any]
     backend: str = "pandas"
+    shape: tuple[int, int] | None = None
 
     @property
     def n_series(self) -> int:
@@ -166,16 +170,6 @@ class Panel:
         """Return the time of one step of one series, as text for messages."""
         time = self.times(np.array([series]), np.array([step]))[0]
         return str(time.astype("M8[s]") if isinstance(time, np.datetime64) else time)
-
-
-def panel_of(series: object) -> Panel | None:
-    """Return a panel as it is, and None for an array, whose series have no ids and times."""
-    return series if isinstance(series, Panel) else None
-
-
-def series_name(panel: Panel | None, series: int) -> str:
-    """Name a series in messages: by its id, or by its number if there are no ids."""
-    return f"number {series}" if panel is None else repr(panel.ids[series])
 
 
 def series_numbers(labels: Iterable[object], ids: np.ndarray) -> np.ndarray:

@@ -12,8 +12,9 @@ from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.forecasting import Forecaster, model_fitting
 from fluxutils_py.forecasting.direct_model import ForecastLoss
-from fluxutils_py.forecasting.fit_options import WEIGHT, FitOptions, target_weights
+from fluxutils_py.forecasting.fit_options import target_weights
 from fluxutils_py.forecasting.panel_windows import WindowArray
+from fluxutils_py.forecasting.reading import WEIGHT
 from fluxutils_py.frames.panel import Columns, read_panel
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*series have no more steps than a season")
@@ -66,7 +67,7 @@ def test_weighted_losses_equal_plain_loops(df, settings):
     w = rng.uniform(0, 2, len(df)) * (rng.random(len(df)) < 0.7)
     fc = Forecaster(H, **settings).fit(df)
     panel = read_panel(df, Columns(), 1, extra={WEIGHT: w})
-    source = target_weights(panel, FitOptions())
+    source = target_weights(panel)
     windows = fc._fitted.windows(panel)
     n, T = panel.n_series, int(panel.lengths.max())
     rows = Segments(np.arange(n), np.zeros(n, int), panel.lengths)
@@ -196,7 +197,7 @@ def test_the_validation_loss_is_that_of_forecasts_into_the_held_out_part(df, val
                 continue
             if end not in known.ds.to_numpy():  # a row that is missing counts as a missing value
                 known = pd.concat([known, pd.DataFrame([{"unique_id": name, "ds": end}])])
-            windows = fitted.windows(validated._read_fitted(known, None))
+            windows = fitted.windows(validated._read_known(known, None))
             n = len(range(first, end + 1))
             rows = Segments(np.zeros(1, int), np.array([n - 1]), np.ones(1, int))
             past = windows.past(rows, 0, 1)

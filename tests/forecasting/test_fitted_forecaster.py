@@ -37,5 +37,5 @@ def test_short_series_and_long_horizons_are_warned_of():
     lengths = np.array([9, 3])
     with pytest.warns(UserWarning, match=r"no series .*horizon of 9 steps"):
         warn_long_horizon(9, lengths)
-    with pytest.warns(UserWarning, match=r"1 of 2 .*season of 4 .*number 1 has 3"):
-        warn_short_series(4, lengths, None)
+    with pytest.warns(UserWarning, match=r"1 of 2 .*season of 4 .*series 1 has 3"):
+        warn_short_series(4, lengths, np.array([0, 1], object))

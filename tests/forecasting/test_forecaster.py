@@ -82,10 +82,10 @@ def test_nothing_of_the_future_leaks(panel, small, cutoff):
     expected = fc.predict(past)
     found = fc.predict(changed[changed.ds <= times[cutoff]])
     pd.testing.assert_frame_equal(found, expected)
-    before, after = (fc._fitted.windows(fc._read(df, None)) for df in (panel, changed))
+    before, after = (fc._fitted.windows(fc._read_known(df, None)) for df in (panel, changed))
     n, length = before.n_series, int(before.source.lengths.max())
     segments = make_segments(n, length)
-    first = fc._read(panel, None).first
+    first = fc._read_known(panel, None).first
     last_known = ((times[cutoff].value - first) // (24 * 3600 * 10**9)).astype(int)
     known = np.arange(length) <= last_known[:, None]
     a, b = (w.inputs(segments, 0, length) for w in (before, after))
@@ -446,7 +446,7 @@ def test_data_of_another_kind_are_refused(panel, small, rng):
         fc.predict(rng.normal(size=(1, 2, 9)))
     with pytest.raises(
         TypeError,
-        match=r"df=12 .* h .*constructor, 3",
+        match=r"df=12 .* h .*constructor",
     ):
         fc.predict(12)
     with pytest.raises(DataError, match=r"futr_df .*futr_exog_list .*no cov"):

@@ -24,7 +24,7 @@ def fitted(make_panel, small):
 
 
 def walked(fc, y):
-    windows = fc._fitted.windows(y)
+    windows = fc._fitted.windows(fc._read_known(y, None))
     seen = []
 
     def fit(windows):
