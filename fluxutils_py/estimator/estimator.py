@@ -29,7 +29,7 @@ from fluxutils_py.estimator.streaming import EstimatorStream
 from fluxutils_py.estimator.watched_stream import Watch, watched_stream
 from fluxutils_py.nn.parameters import Freeze
 from fluxutils_py.parallel import get_communicator
-from fluxutils_py.sklearn_callbacks import CallbackSupport
+from fluxutils_py.sklearn_callbacks import CallbackSupport, within_callbacks
 
 
 @explains_arguments
@@ -325,7 +325,7 @@ class Estimator(CallbackSupport, HtmlReprMixin, BaseEstimator):
             resume=self.warm_start,
             is_fit=True,
         )
-        run_fit(self, request)
+        within_callbacks(self, run_fit)(self, request)
         return self
 
     def partial_fit(
@@ -345,7 +345,7 @@ class Estimator(CallbackSupport, HtmlReprMixin, BaseEstimator):
         starts from zero. The first call builds them. Parameters are those of :meth:`fit`.
         """
         request = FitRequest(x, y, sample_weight, lengths, starts, sharded, epochs=1, resume=True)
-        run_fit(self, request)
+        within_callbacks(self, run_fit)(self, request)
         return self
 
     def predict(

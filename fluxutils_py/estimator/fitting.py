@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
@@ -64,13 +65,7 @@ from fluxutils_py.nn.states import recurrent_layers, reset
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.parallel.launcher import local_rank
 from fluxutils_py.reporting.progress import EpochLog, ProgressBar, progress_hook, say_stage
-from fluxutils_py.sklearn_callbacks import (
-    begin_fit,
-    has_callbacks,
-    hooks_of,
-    nothing,
-    run_with_callbacks,
-)
+from fluxutils_py.sklearn_callbacks import begin_fit, hooks_of, nothing
 from fluxutils_py.training import EarlyStopping, Loop
 from fluxutils_py.training.closed_form_fit import FixedTask, fit_fixed_parts
 from fluxutils_py.training.closed_form_step import ClosedFormStep
@@ -89,13 +84,6 @@ def run_fit(est: SeriesEstimator, request: FitRequest) -> None:
     The estimator does not change before training begins. A later error restores it if no update was
     made, or, unless it is an interrupt, if this fit replaces an earlier one.
     """
-    if has_callbacks(est):
-        run_with_callbacks(est, lambda: _run_fit(est, request))
-    else:  # the way that a reader of a traceback follows
-        _run_fit(est, request)
-
-
-def _run_fit(est: SeriesEstimator, request: FitRequest) -> None:
     settings = est.resolved_params()
     earlier = _earlier_fit(est, request)
     _require_whole_fit(settings, request, earlier)
@@ -741,23 +729,71 @@ def _adapt_windows(data: FitData, model: nn.Module) -> None:
 
 
 def run(est: SeriesEstimator, training: Training) -> None:
-    """Train, and keep the attributes of the estimator up to date.
+    """Train, and keep the attributes of the estimator up to date: run the epochs that are left,
+    after those of a checkpoint.
+    """
+    loop = training.loop
+    model = training.step.model
+    settings = training.data.settings
+    epochs = training.plan.epochs
+    device = training.batches.device
+    before = EstimatorBefore(est, training)
+    attributes = FittedAttributes(est, training)
+    callbacks = [*as_callbacks(settings.callbacks), *hooks_of(est)]
+    callbacks = with_checkpoints(callbacks, training, est)
+    for callback in callbacks:
+        loop.hooks.attach(callback)
+    # nothing of the estimator has changed so far
+    attributes.begin()
+    with _restoring(training, before, attributes):
+        # each rank draws other numbers for dropout, from the same generator
+        seed = (int(training.rng.integers(2**63)) + loop.ranks.rank) % 2**63
+        with seeded(seed, [device] if device.type == "cuda" else []):
+            reset(model.train())
+            is_restored = not training.resume and restore_newest(callbacks, loop.ranks)
+            if is_restored:
+                attributes.publish(loop.history, loop.step - loop.epoch_step)
+                _say_restored(training)
+            if is_closed_form(model):
+                say_stage(settings.verbose, loop.ranks, "fitting in closed form")
+                loop.run_epochs([training.batches], 1)
+                return
+            if not (training.resume or is_restored):
+                if any(closed_form_parts(model)):
+                    line = "fitting the linear model, then the network"
+                    say_stage(settings.verbose, loop.ranks, line)
+                fit_fixed_parts(model, training.batches, loop.ranks, training.task)
+            with compiled(model, compile_arguments(settings.compile)):
+                loop.run_epochs(training.batches, epochs)
 
-    An error restores the estimator if there was no update, or, unless it is an interrupt, if this
-    fit replaces another.
+
+def _say_restored(training: Training) -> None:
+    """Say where a fit goes on that continues from a checkpoint."""
+    loop = training.loop
+    epochs = training.plan.epochs
+    n_done = loop.epoch - loop.start_epoch
+    if n_done < epochs:
+        line = f"a checkpoint: continues at step {loop.step}, in epoch {loop.epoch + 1}"
+        say_stage(training.data.settings.verbose, loop.ranks, line)
+    if n_done > epochs:
+        warn(
+            f"the checkpoint is of {n_done} epochs, more than epochs={epochs}: this is the "
+            "model after all of them; give the Checkpointer another folder to train a "
+            "shorter time"
+        )
+
+
+@contextmanager
+def _restoring(
+    training: Training, before: EstimatorBefore, attributes: FittedAttributes
+) -> Iterator[None]:
+    """Restore the estimator after an error if there was no update, or, unless it is an interrupt,
+    if this fit replaces another.
     """
     step = training.step
     ranks = training.loop.ranks
-    before = EstimatorBefore(est, training)
-    attributes = FittedAttributes(est, training)
-    callbacks = [*as_callbacks(training.data.settings.callbacks), *hooks_of(est)]
-    callbacks = with_checkpoints(callbacks, training, est)
-    for callback in callbacks:
-        training.loop.hooks.attach(callback)
-    # nothing of the estimator has changed so far
-    attributes.begin()
     try:
-        _train(training, callbacks, attributes)
+        yield
     except BaseException as error:
         step.discard()
         # an error may have left one rank half updated
@@ -773,44 +809,6 @@ def run(est: SeriesEstimator, training: Training) -> None:
         if attributes.has_begun() and not training.resume:
             # training used a copy: the user's own generator advances like it
             make_generator(training.data.settings.random_state)
-
-
-def _train(training: Training, callbacks: list[Any], attributes: FittedAttributes) -> None:
-    """Run the epochs that are left, after those of a checkpoint."""
-    loop = training.loop
-    model = training.step.model
-    settings = training.data.settings
-    epochs = training.plan.epochs
-    device = training.batches.device
-    # each rank draws other numbers for dropout, from the same generator
-    seed = (int(training.rng.integers(2**63)) + loop.ranks.rank) % 2**63
-    with seeded(seed, [device] if device.type == "cuda" else []):
-        reset(model.train())
-        is_restored = not training.resume and restore_newest(callbacks, loop.ranks)
-        if is_restored:
-            attributes.publish(loop.history, loop.step - loop.epoch_step)
-            n_done = loop.epoch - loop.start_epoch
-            if n_done < epochs:
-                line = f"a checkpoint: continues at step {loop.step}, in epoch {loop.epoch + 1}"
-                say_stage(settings.verbose, loop.ranks, line)
-            if n_done > epochs:
-                warn(
-                    f"the checkpoint is of {n_done} epochs, more than epochs={epochs}: this is the "
-                    "model after all of them; give the Checkpointer another folder to train a "
-                    "shorter time"
-                )
-        if is_closed_form(model):
-            say_stage(settings.verbose, loop.ranks, "fitting in closed form")
-            loop.run_epochs([training.batches], 1)
-            return
-        if not (training.resume or is_restored):
-            if any(closed_form_parts(model)):
-                say_stage(
-                    settings.verbose, loop.ranks, "fitting the linear model, then the network"
-                )
-            fit_fixed_parts(model, training.batches, loop.ranks, training.task)
-        with compiled(model, compile_arguments(settings.compile)):
-            loop.run_epochs(training.batches, epochs)
 
 
 class EstimatorBefore:

@@ -47,6 +47,7 @@ from fluxutils_py.nn import (
 )
 from fluxutils_py.nn.closed_form_model import kernel_model, lag_model
 from fluxutils_py.nn.ready_made import MEANS, linear_plus_network, mean_model, plain_network
+from fluxutils_py.sklearn_callbacks import within_callbacks
 from fluxutils_py.training.make_optimizer import adamw
 from fluxutils_py.validation import check_integer, check_positive
 
@@ -144,7 +145,7 @@ class EstimatorClassifier(ClassifierMixin, Estimator):
         """
         series = (x, y, sample_weight, lengths, starts, sharded)
         request = FitRequest(*series, epochs=1, classes=classes, resume=True)
-        run_fit(self, request)
+        within_callbacks(self, run_fit)(self, request)
         return self
 
     predict_proba = _output_method(

@@ -231,6 +231,9 @@ class GradientStep:
     def observe(self, gradient: Tensor) -> None:
         """Look at the gradient vector of an update, before clipping."""
 
+    def count(self) -> None:
+        """Count a batch, once it is known that its step counts on all ranks."""
+
     # -- one batch ---------------------------------------------------------------------------------
 
     def __call__(self, batch: Any) -> StepInfo | None:
@@ -289,6 +292,7 @@ class GradientStep:
         """Accumulate the gradient of the whole batch; update the parameters when it is time to."""
         if whole is None:
             return None
+        self.count()
         loss = whole.value
         if loss is None or not whole.n_live:
             return StepInfo(None, 0)
@@ -408,7 +412,10 @@ class GradientStep:
         norm = self._gradient_norm(batch)
         self.observe(self.vector.values)
         if self.optimizer is not None:
-            self.ranks.guard(self._apply, self.optimizer, norm, layouts)
+            if self.ranks.is_single:  # the way that a reader of a traceback follows
+                self._apply(self.optimizer, norm, layouts)
+            else:
+                self.ranks.guard(self._apply, self.optimizer, norm, layouts)
         return norm
 
     def _gradient_norm(self, batch: object) -> Number:

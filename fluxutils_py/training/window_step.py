@@ -31,7 +31,6 @@ from fluxutils_py.training.gradient_step import BatchLoss, GradientStep
 from fluxutils_py.training.gradients import as_scalar
 from fluxutils_py.training.minibatch import Minibatch
 from fluxutils_py.training.resharding import mean_of_buffers, reshard_rows
-from fluxutils_py.training.step_info import StepInfo
 
 
 class WindowStep(GradientStep):
@@ -105,16 +104,6 @@ class WindowStep(GradientStep):
         self._overlap_states: list[State | None] = []  # with which the last overlap began
         self.start_epoch()
 
-    def __call__(self, batch: Minibatch | None) -> StepInfo | None:
-        """Train on one window, or this rank's part of it. Return None, without counting it, if
-        ranks agreed to stop.
-        """
-        self._live_part = 0.0
-        info = super().__call__(batch)
-        if info is not None:
-            self._n_live += self._live_part
-        return info
-
     # -- one epoch ---------------------------------------------------------------------------------
 
     def start_epoch(self) -> None:
@@ -140,6 +129,10 @@ class WindowStep(GradientStep):
         """Forget states and waiting gradients, so that the model can be used after an error."""
         reset(self.model)
         super().discard()
+
+    def count(self) -> None:
+        self._n_live += self._live_part
+        self._live_part = 0.0
 
     def observe(self, gradient: Tensor) -> None:
         self._gradient_sum += gradient
@@ -211,6 +204,7 @@ class WindowStep(GradientStep):
 
     def compute_loss(self, batch: Minibatch) -> BatchLoss | None:
         """Run the model over a window; return the loss, None if no step of the window has one."""
+        self._live_part = 0.0
         index = batch.index
         assert index is not None
         if not len(index.segments):  # this rank has no series
