@@ -6,7 +6,7 @@ import copy
 from collections.abc import Sequence
 from functools import partial
 from os import PathLike
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator
@@ -192,6 +192,9 @@ class Estimator(CallbackSupport, HtmlReprMixin, BaseEstimator):
     classes_: np.ndarray
     fitted_parts_: FittedParts
 
+    # ready-made estimators choose and calibrate around it
+    _run_fit: ClassVar[Any] = staticmethod(run_fit)
+
     def __init__(
         self,
         model: object = None,
@@ -325,7 +328,7 @@ class Estimator(CallbackSupport, HtmlReprMixin, BaseEstimator):
             resume=self.warm_start,
             is_fit=True,
         )
-        within_callbacks(self, run_fit)(self, request)
+        within_callbacks(self, self._run_fit)(self, request)
         return self
 
     def partial_fit(
@@ -345,7 +348,7 @@ class Estimator(CallbackSupport, HtmlReprMixin, BaseEstimator):
         starts from zero. The first call builds them. Parameters are those of :meth:`fit`.
         """
         request = FitRequest(x, y, sample_weight, lengths, starts, sharded, epochs=1, resume=True)
-        within_callbacks(self, run_fit)(self, request)
+        within_callbacks(self, self._run_fit)(self, request)
         return self
 
     def predict(

@@ -7,8 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,8 +25,6 @@ from fluxutils_py.estimator.building import (
     make_generator,
     require_gradients,
 )
-from fluxutils_py.estimator.calibrating import HeldOut
-from fluxutils_py.estimator.conformal import Calibration
 from fluxutils_py.estimator.data_warnings import (
     warn_one_class,
     warn_single_steps,
@@ -35,7 +32,6 @@ from fluxutils_py.estimator.data_warnings import (
 )
 from fluxutils_py.estimator.estimator_settings import Settings, as_callbacks
 from fluxutils_py.estimator.fingerprint import shapes_and_digests
-from fluxutils_py.estimator.fit_choice import FitChoice
 from fluxutils_py.estimator.fit_data import FitData, FitRequest, ReadData, read_data
 from fluxutils_py.estimator.fitted_parts import FittedParts, SeriesEstimator, input_schema
 from fluxutils_py.estimator.minibatch_size import MinibatchSize
@@ -59,7 +55,7 @@ from fluxutils_py.nn.model_windows import (
     require_step_outputs,
     takes_windows,
 )
-from fluxutils_py.nn.ready_made import LinearPlusNetwork, closed_form_parts, is_closed_form
+from fluxutils_py.nn.ready_made import closed_form_parts, is_closed_form
 from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.nn.states import recurrent_layers, reset
 from fluxutils_py.parallel import RankGroup
@@ -78,15 +74,50 @@ SHORT_FLOATS = {"float16", "float32", "bool"}  # data for which parameters are f
 VALIDATION_STEPS = 1 << 14  # series times steps of a validation window
 
 
-def run_fit(est: SeriesEstimator, request: FitRequest) -> None:
+@dataclass(frozen=True)
+class BegunFit:
+    """A fit whose data have been read.
+
+    Attributes
+    ----------
+    est : Estimator
+    data : ReadData
+    ranks : RankGroup
+    seed : int
+        Of splits, equal on all ranks.
+    saved : mapping or None
+        Size of the minibatches of a checkpoint.
+    continues : bool
+        Whether it goes on from an earlier fit.
+    """
+
+    est: SeriesEstimator
+    data: ReadData
+    ranks: RankGroup
+    seed: int
+    saved: Mapping[str, Any] | None
+    continues: bool
+
+
+After = Callable[[Training], None]
+Before = Callable[[Settings, BegunFit], tuple[Settings, After]]
+
+
+def nothing_more(training: Training) -> None:
+    """Do nothing after a fit."""
+
+
+def run_fit(est: SeriesEstimator, request: FitRequest, before: Before | None = None) -> None:
     """Fit an estimator, alone or together with the ranks of its ``comm``.
 
     The estimator does not change before training begins. A later error restores it if no update was
     made, or, unless it is an interrupt, if this fit replaces an earlier one.
+
+    ``before(settings, fit)`` is called once the data are read; it returns the settings to fit with,
+    and a function to call with the :class:`Training` that is done.
     """
     settings = est.resolved_params()
     earlier = _earlier_fit(est, request)
-    _require_whole_fit(settings, request, earlier)
     with ranks_of_call(settings.comm, "fit", request.sharded) as ranks:
         callbacks = [*as_callbacks(settings.callbacks), *hooks_of(est)]
         with_hooks = replace(settings, callbacks=callbacks)
@@ -105,18 +136,15 @@ def run_fit(est: SeriesEstimator, request: FitRequest) -> None:
             None if parts is None else parts.codec,
             SeriesPool(ranks if request.sharded else RankGroup()),
         )
-        trials = Trials(data, ranks, randomness.split_seed, saved)
-        if settings.choose is not None and earlier is None:  # else the first fit has chosen
-            settings = choose(settings, trials)
+        after: After = nothing_more
+        if before is not None:
+            begun = BegunFit(est, data, ranks, randomness.split_seed, saved, earlier is not None)
+            settings, after = before(settings, begun)
         split = None
         if settings.early_stopping and request.is_fit and request.validation_data is None:
             split = data.split(settings.validation_fraction, randomness.split_seed)
         size = MinibatchSize.of(settings, ranks.size, saved)
         fit_data = data.cut(settings, size.whole, split)
-        if settings.interval is not None and fit_data.validation is None:
-            line = "fitting on a part, to calibrate the interval on the rest"
-            say_stage(settings.verbose, ranks, line)
-        calibration = calibration_by_trial(trials, fit_data)
         training = assemble(fit_data, ranks, randomness.rng, size, earlier, request)
         if is_closed_form(training.step.model) and not request.is_fit:
             raise _no_partial_fit(est)
@@ -127,7 +155,7 @@ def run_fit(est: SeriesEstimator, request: FitRequest) -> None:
         # a partial_fit may be of data unlike those before
         target_sums = watch_targets(training) if request.is_fit else []
         run(est, training)
-        _keep_calibration(est, training, request, calibration)
+        after(training)
         end_fit()
         warn_nothing_learnt(training, target_sums)
 
@@ -169,41 +197,6 @@ def _fitted_now(est: SeriesEstimator, alone: bool) -> dict[str, Any]:
     return attributes | {"comm": None} if alone else attributes
 
 
-def _keep_calibration(
-    est: SeriesEstimator,
-    training: Training,
-    request: FitRequest,
-    calibration: Calibration | None,
-) -> None:
-    """Give a fitted estimator the errors on held-out data, where it is to have an interval."""
-    data = training.data
-    if data.settings.interval is None:
-        return
-    if data.validation is not None:  # data that the user holds out anyway
-        is_part = request.validation_data is None
-        whole = data.inputs.segments() if is_part else data.validation.segments
-        held_out = HeldOut(data.validation, whole, data.codec, data.spec)
-        calibration = held_out.calibration(training.step.model)
-    est.fitted_parts_ = replace(est.fitted_parts_, calibration=calibration)
-
-
-def _require_whole_fit(
-    settings: Settings, request: FitRequest, earlier: SeriesEstimator | None
-) -> None:
-    """Raise SpecError if an interval is asked for that no held-out data can calibrate."""
-    if settings.interval is None:
-        return
-    if earlier is not None or not request.is_fit:
-        raise SpecError(
-            "interval is calibrated on data that a whole fit holds out: a fit that continues has "
-            "seen all; set interval=None, and give calibration=(x, y) to stream"
-        )
-    if request.sharded:
-        raise SpecError(
-            "interval and sharded=True: set interval=None, or give each rank all series"
-        )
-
-
 def _earlier_fit(est: SeriesEstimator, request: FitRequest) -> SeriesEstimator | None:
     """Return the estimator if this call continues its fit.
 
@@ -232,116 +225,6 @@ def _no_partial_fit(est: SeriesEstimator) -> SpecError:
         f"partial_fit: a {type(est).__name__} with cell={getattr(est, 'cell', None)!r} is "
         "fitted in closed form, on all data at once; call fit, or choose another cell"
     )
-
-
-@dataclass(frozen=True)
-class Trials:
-    """Fits on a part of the data, before the fit itself.
-
-    Attributes
-    ----------
-    data : ReadData
-    ranks : RankGroup
-    seed : int
-        Of the split and of the models.
-    saved : mapping or None
-        Size of the minibatches of a checkpoint.
-    """
-
-    data: ReadData
-    ranks: RankGroup
-    seed: int
-    saved: Mapping[str, Any] | None
-
-    def fit_of_part(self, settings: Settings, few: int) -> tuple[FitData, Training]:
-        """Fit a model on all but the last fifth of few series, or a fifth of many.
-
-        Return the data, whose ``validation`` is the rest, and the training, done. The estimator and
-        its generator stay as they are.
-        """
-        trial = replace(settings, early_stopping=True, callbacks=None, verbose=False)
-        # a generator of the user advances once, by the fit itself
-        trial = replace(trial, random_state=None)
-        size = MinibatchSize.of(trial, self.ranks.size, self.saved)
-        held_out = self.data.cut(trial, size.whole, self.data.split(TRIAL_FRACTION, self.seed, few))
-        spec = replace(held_out.spec, patience=None)
-        fitted = replace(held_out, spec=spec, validation=None)
-        rng = np.random.default_rng(self.seed)
-        training = assemble(fitted, self.ranks, rng, size, request=self.data.request)
-        require_same_fit(training)
-        run(cast(SeriesEstimator, SimpleNamespace()), training)
-        return held_out, training
-
-
-TRIAL_FRACTION = 0.2
-FEW_SERIES = 9  # of which a trial holds out the ends, not whole ones
-CLEARLY = 0.97  # of the loss of the linear model, below which a network is worth it
-GAINS = (0.0, 0.25, 0.5, 0.75, 1.0)
-
-
-def choose(settings: Settings, trials: Trials) -> Settings:
-    """Return the settings of the model that is chosen for the data, after a trial if need be."""
-    assert settings.choose is not None
-    assert settings.with_choice is not None
-    choice = settings.choose(trials.data.size, trials.data.request.is_fit)
-    if choice.needs_trial:
-        line = "trying the network on a part of the data that is held out"
-        say_stage(settings.verbose, trials.ranks, line)
-        choice = _choice_after_trial(settings.with_choice(choice), trials, choice)
-    return settings.with_choice(choice)
-
-
-def _choice_after_trial(settings: Settings, trials: Trials, choice: FitChoice) -> FitChoice:
-    """Return the choice with the gain of the network that does best on data that are held out.
-
-    They are the last fifth of few series, or a fifth of many. Where the network adds nothing, the
-    choice is the linear model alone.
-    """
-    held_out, training = trials.fit_of_part(settings, FEW_SERIES)
-    assert held_out.validation is not None
-    model = training.step.model
-    held_out.validation.gap_value = math.nan
-    batches = training.batches
-    ranks = trials.ranks
-    validation = TensorBatches(
-        held_out.validation, batches.dtype, batches.device, rank=ranks.rank, size=ranks.size
-    )
-    losses = {}
-    sums = [module for module in model.modules() if isinstance(module, LinearPlusNetwork)]
-    for gain in GAINS:
-        for module in sums:
-            module.gain = gain
-        losses[gain] = evaluate_windows(
-            model, held_out.loss, validation, ranks, held_out.spec.precision
-        )
-    best = min(losses, key=lambda gain: math.inf if math.isnan(losses[gain]) else losses[gain])
-    if not losses[best] < CLEARLY * losses[0.0]:
-        best = 0.0
-    cell = choice.cell if best > 0 else "linear"
-    return replace(choice, cell=cell, gain=best, needs_trial=False)
-
-
-def calibration_by_trial(trials: Trials, data: FitData) -> Calibration | None:
-    """Return the errors, on a part of the data, of a model that was fitted on the rest; None if
-    there is to be no interval, or the user holds out data anyway.
-
-    The model of the fit itself learns from all, as without intervals.
-    """
-    if data.settings.interval is None or data.validation is not None:
-        return None
-    few = FEW_SERIES
-    if data.codec.per_series:
-        few = 0  # the end of a series has its target: whole series are held out
-        if data.inputs.N < 2:
-            raise DataError(
-                "interval: one series with one target cannot be held out; give more series, or "
-                "validation_data"
-            )
-    held_out, training = trials.fit_of_part(data.settings, few)
-    assert held_out.validation is not None
-    whole = held_out.inputs.segments()
-    part = HeldOut(held_out.validation, whole, held_out.codec, held_out.spec)
-    return part.calibration(training.step.model)
 
 
 class Randomness(NamedTuple):

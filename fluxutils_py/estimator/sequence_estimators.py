@@ -25,9 +25,9 @@ from fluxutils_py.estimator.estimator_settings import Settings
 from fluxutils_py.estimator.fit_choice import DataSize, FitChoice
 from fluxutils_py.estimator.fit_data import FitRequest
 from fluxutils_py.estimator.fitted_parts import FittedParts
-from fluxutils_py.estimator.fitting import run_fit
 from fluxutils_py.estimator.predicting import run_predict
 from fluxutils_py.estimator.spec import Spec, explains_arguments, read_spec
+from fluxutils_py.estimator.trial_fits import run_auto_fit
 from fluxutils_py.inputs.target_codec import TargetScale
 from fluxutils_py.nn import (
     FLSTM,
@@ -145,7 +145,7 @@ class EstimatorClassifier(ClassifierMixin, Estimator):
         """
         series = (x, y, sample_weight, lengths, starts, sharded)
         request = FitRequest(*series, epochs=1, classes=classes, resume=True)
-        within_callbacks(self, run_fit)(self, request)
+        within_callbacks(self, self._run_fit)(self, request)
         return self
 
     predict_proba = _output_method(
@@ -357,6 +357,8 @@ class _SequenceEstimator(Estimator):
     warm_start: bool = False
     random_state: Any = None
     verbose: Any = "auto"
+
+    _run_fit = staticmethod(run_auto_fit)
 
     @property
     def cell_(self) -> Any:

@@ -16,12 +16,12 @@ from fluxutils_py.parallel import RankGroup
 from fluxutils_py.praytools.and_mask import igradient
 from fluxutils_py.praytools.callbacks import cb as as_cb
 from fluxutils_py.praytools.callbacks import cby as as_cby
-from fluxutils_py.praytools.gradients import require_thread_safe, with_gradients
+from fluxutils_py.praytools.sample_gradients import require_thread_safe, with_gradients
 from fluxutils_py.praytools.threaded_gradients import parallelization_stats, pgradient
 from fluxutils_py.praytools.threads import Threads
 from fluxutils_py.training.function_step import FunctionStep
-from fluxutils_py.training.gradients import as_params
 from fluxutils_py.training.loop import Loop
+from fluxutils_py.training.loss_checks import as_params
 from fluxutils_py.training.make_optimizer import make_optimizer
 from fluxutils_py.training.sharding import n_observations, shard
 from fluxutils_py.training.step_info import BatchLoss

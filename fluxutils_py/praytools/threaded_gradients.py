@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from fluxutils_py.data.parts import dividebatch
-from fluxutils_py.praytools.gradients import (
+from fluxutils_py.praytools.sample_gradients import (
     Gradients,
     map_in_threads,
     sum_gradients,
     value_and_gradient,
 )
 from fluxutils_py.praytools.threads import Threads
-from fluxutils_py.training.gradients import as_params
+from fluxutils_py.training.loss_checks import as_params
 
 __all__ = ["paralelization_stats", "parallelization_stats", "pgradient", "tgradient"]
 

@@ -19,7 +19,7 @@ from fluxutils_py.parallel.communicator import describe_by_rank
 from fluxutils_py.parallel.gradient_vector import GradientVector, Totals
 from fluxutils_py.torch_private import note_nonfinite
 from fluxutils_py.training.added_losses import collected_losses
-from fluxutils_py.training.gradients import (
+from fluxutils_py.training.loss_checks import (
     OWN_BATCHES,
     as_scalar,
     call_without_batch_norm,

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from fluxutils_py.data.parts import dividebatch
-from fluxutils_py.praytools.gradients import map_in_threads, tree_reduce
+from fluxutils_py.praytools.sample_gradients import map_in_threads, tree_reduce
 from fluxutils_py.praytools.threaded_gradients import (
     paralelization_stats,
     parallelization_stats,
