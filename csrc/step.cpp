@@ -28,6 +28,7 @@ namespace in_float {
 #undef STEP_MANTISSA
 #undef STEP_ONE
 #undef STEP_LIMIT
+#undef STEP_EXP2
 #define real double
 #define STEP_DOUBLE
 

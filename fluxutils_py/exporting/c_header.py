@@ -168,7 +168,10 @@ class CHeader:
         """Return step.h for the type of the model, whose functions compilers leave out if nothing
         calls them.
         """
-        text = files("fluxutils_py.exporting").joinpath("step.h").read_text("utf-8")
+        folder = files("fluxutils_py.exporting")
+        numbers = folder.joinpath("step_numbers.h").read_text("utf-8")
+        text = folder.joinpath("step.h").read_text("utf-8")
+        text = text.replace('#include "step_numbers.h"', numbers)
         for word, written in (("real", self.real), ("STEP_", "@@_STEP_"), ("step_", "@_step_")):
             text = text.replace(word, written)
         return f"#define @@_STEP_DOUBLE\n{text}" if self.real == "double" else text
