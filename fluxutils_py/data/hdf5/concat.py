@@ -12,8 +12,8 @@ from typing import Any
 import h5py
 import numpy as np
 
+from fluxutils_py.data.arrays import Names
 from fluxutils_py.data.hdf5.attributes import (
-    Names,
     fnt_axes,
     read_axes,
     read_names,
