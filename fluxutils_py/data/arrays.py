@@ -279,7 +279,8 @@ def as_three_axes(array: Any, name: str) -> Any:
         raise ShapeError(
             f"{name} must have three axes (F, N, T) = (features, series, time steps), got shape "
             f"{tuple(array.shape)}; x[None] adds the axis of one feature, x[:, None] that of one "
-            "series (F, T), np.asarray(x).T[:, None] makes one of rows that are time steps"
+            "series (F, T), np.asarray(x).T[:, None] makes one of rows that are time steps, and "
+            "x.reshape(-1, N, T) joins leading axes"
         )
     check_no_empty_axis(array, name, ("features", "series", "time steps"))
     check_named_axes(array, name)
