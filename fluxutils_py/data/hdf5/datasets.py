@@ -149,20 +149,16 @@ def open_located(
     path: str,
     name: str,
     identity: FileIdentity,
-    shape: Shape | None,
+    shape: Shape,
     dtype: str,
-    swmr: bool = False,
 ) -> h5py.Dataset:
-    """Open a dataset for reading, if it is still the one that was described.
-
-    ``shape`` is None for one that another process makes grow.
-    """
+    """Open a dataset for reading, if it is still the one that was described."""
     where = describe(path, name)
-    file = open_file(path, swmr=swmr)
+    file = open_file(path)
     try:
         check_same_file(path, identity_of(file), identity)
         dataset = find_dataset(file, path, name)
-        if numpy_dtype(dataset).str != dtype or shape not in (None, dataset.shape):
+        if numpy_dtype(dataset).str != dtype or dataset.shape != shape:
             raise FileReplaced(
                 f"{where} was replaced since it was opened: it is of another type or shape"
             )
