@@ -69,7 +69,10 @@ def score(df, times, h, part, **settings):
         df[df.ds <= times[end - 1]], n_windows=starts, step_size=1, refit=None
     )
     assert len(found) == C * h * starts
-    errors = [(found[name] - found.y).to_numpy() for name in ("Forecaster", "SeasonalNaive")]
+    hours = (found.ds - found.cutoff) // pd.Timedelta(hours=1)
+    day_before = found.ds - pd.to_timedelta(-(-hours // DAY), unit="D")
+    naive = found[["unique_id"]].assign(ds=day_before).merge(df, "left").y
+    errors = [(forecast - found.y).to_numpy() for forecast in (found.Forecaster, naive)]
     return [(float((e**2).mean()), float(np.abs(e).mean())) for e in errors], seconds
 
 

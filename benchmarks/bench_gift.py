@@ -43,7 +43,6 @@ from common import Report, Table, parse, parser
 from neuralforecast_peers import add_arguments, peers
 
 from fluxutils_py.forecasting import Forecaster
-from fluxutils_py.forecasting.baselines import baseline_forecasts
 
 LEVELS = tuple(k / 10 for k in range(1, 10))
 PEERS = "NHITS", "PatchTST", "AutoETS"
@@ -149,9 +148,8 @@ def seasonal_naive(task: Task) -> np.ndarray:
     found = np.empty(truth(task).shape)
     for i, (y, first) in enumerate(zip(task.series, task.first_ends, strict=True)):
         for w in range(task.n_windows):
-            past = y[None, : first + w * task.h]
-            forecasts = baseline_forecasts(past[:, -task.season :], task.h, task.season)
-            found[i, w] = forecasts["SeasonalNaive"][0]
+            past = y[: first + w * task.h]
+            found[i, w] = np.resize(past[-task.season :], task.h)
     return np.repeat(found[None], len(LEVELS), 0)
 
 
@@ -162,7 +160,7 @@ def ours(task: Task, **settings: object) -> tuple[np.ndarray, float, str]:
     began = time.process_time()
     fc = Forecaster(task.h, freq=task.freq, quantiles=LEVELS, verbose=False, **settings)
     fc.fit(df[age >= task.n_windows * task.h])
-    found = fc.cross_validation(df, n_windows=task.n_windows, step_size=task.h, refit=None)
+    found = fc.cross_validation(df, task.n_windows, refit=None, quantiles=LEVELS)
     seconds = time.process_time() - began
     found = found.sort_values(["unique_id", "cutoff", "ds"])
     columns = found[[f"Forecaster-q{q:g}" for q in LEVELS]].to_numpy()

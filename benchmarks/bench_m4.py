@@ -140,7 +140,7 @@ def main():
     quantiles = np.arange(1, 10) / 10
     shorter = {"max_steps": steps} if args.quick else {}
     found, took = forecast(df, random_state=0, quantiles=quantiles, **shorter)
-    lower, upper = (found[f"Forecaster-q{q}"] for q in (0.1, 0.9))
+    lower, upper = (found[f"Forecaster-{side}-80"] for side in ("lo", "hi"))
     assert (lower <= upper).all()
     covered = (truth >= lower) & (truth <= upper)
     smape, mase = scores(found["Forecaster"], truth, past)

@@ -39,7 +39,9 @@ for calibrate, (colour, name) in kinds.items():
     fc = Forecaster(
         H, 52, quantiles=levels, calibrate=calibrate, random_state=0, verbose=False
     ).fit(df[df.ds < T])
-    walk = fc.cross_validation(df, n_windows=LATER - H + 1, step_size=1, refit=None)
+    walk = fc.cross_validation(
+        df, n_windows=LATER - H + 1, step_size=1, refit=None, quantiles=levels
+    )
     steps = walk.ds - walk.cutoff
     for low, high, style in ((0.1, 0.9, "-"), (0.25, 0.75, "--")):
         inside = walk.y.between(walk[f"Forecaster-q{low}"], walk[f"Forecaster-q{high}"])

@@ -196,7 +196,8 @@ def _checked_spec(settings: Settings, request: FitRequest) -> Spec:
         raise ValueError(f"target must be 'auto', 'step' or 'series', got {settings.target!r}")
     spec = read_spec(settings.spec)
     if not request.is_fit:  # one epoch of many: nothing tells the length of the whole
-        spec = replace(spec, max_updates=None, lr_schedule=None)
+        schedule = None if spec.schedule_follows_length else spec.lr_schedule
+        spec = replace(spec, max_updates=None, lr_schedule=schedule)
     if request.epochs is None:
         return spec
     epochs = check_integer("epochs", request.epochs, 1, error=SpecError)

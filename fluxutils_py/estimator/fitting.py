@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
@@ -40,7 +41,7 @@ from fluxutils_py.estimator.fitted_parts import FittedParts, SeriesEstimator, in
 from fluxutils_py.estimator.minibatch_size import MinibatchSize
 from fluxutils_py.estimator.resuming import restore_newest, saved_minibatch_size, with_checkpoints
 from fluxutils_py.estimator.same_fit import course_of_fit, require_same_fit, require_same_inputs
-from fluxutils_py.estimator.spec import LR_SCHEDULES, Spec, read_spec
+from fluxutils_py.estimator.spec import Spec, read_spec
 from fluxutils_py.estimator.underfitting_warnings import (
     warn_few_updates,
     warn_nothing_learnt,
@@ -49,7 +50,6 @@ from fluxutils_py.estimator.underfitting_warnings import (
 )
 from fluxutils_py.inputs.inputs import Inputs, feature_counts
 from fluxutils_py.inputs.sharded_data import SeriesPool, ranks_of_call
-from fluxutils_py.lr_schedules import cosine
 from fluxutils_py.nn.closed_form_model import takes_gaps
 from fluxutils_py.nn.compiling import compile_arguments, compiled
 from fluxutils_py.nn.copying import deep_copy
@@ -62,17 +62,10 @@ from fluxutils_py.nn.model_windows import (
 from fluxutils_py.nn.ready_made import LinearPlusNetwork, closed_form_parts, is_closed_form
 from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.nn.states import recurrent_layers, reset
-from fluxutils_py.parallel import RankGroup, Threads
+from fluxutils_py.parallel import RankGroup
 from fluxutils_py.parallel.launcher import local_rank
-from fluxutils_py.parallel.threads import n_threads
 from fluxutils_py.reporting.progress import EpochLog, ProgressBar, progress_hook, say_stage
-from fluxutils_py.sklearn_callbacks import (
-    begin_fit,
-    has_callbacks,
-    hooks_of,
-    nothing,
-    run_with_callbacks,
-)
+from fluxutils_py.sklearn_callbacks import begin_fit, hooks_of, nothing
 from fluxutils_py.training import EarlyStopping, Loop
 from fluxutils_py.training.closed_form_fit import FixedTask, fit_fixed_parts
 from fluxutils_py.training.closed_form_step import ClosedFormStep
@@ -91,13 +84,6 @@ def run_fit(est: SeriesEstimator, request: FitRequest) -> None:
     The estimator does not change before training begins. A later error restores it if no update was
     made, or, unless it is an interrupt, if this fit replaces an earlier one.
     """
-    if has_callbacks(est):
-        run_with_callbacks(est, lambda: _run_fit(est, request))
-    else:  # the way that a reader of a traceback follows
-        _run_fit(est, request)
-
-
-def _run_fit(est: SeriesEstimator, request: FitRequest) -> None:
     settings = est.resolved_params()
     earlier = _earlier_fit(est, request)
     _require_whole_fit(settings, request, earlier)
@@ -462,16 +448,10 @@ def assemble(
     """
     settings = data.settings
     spec = data.spec
-    threads = Threads(n_threads(settings.n_jobs))
     if compile_arguments(settings.compile) is not None and spec.gradient == "exact":
         raise SpecError(
             f"compile={settings.compile!r} and spec.gradient='exact': compiled layers carry no "
             "sensitivities; leave compile out, or set gradient='truncated'"
-        )
-    if compile_arguments(settings.compile) is not None and threads.n > 1:
-        raise SpecError(
-            f"compile={settings.compile!r} trains in one thread, with torch's own threads inside; "
-            "leave n_jobs at None"
         )
     progress = progress_hook(settings.verbose)
     if earlier is None:
@@ -483,7 +463,7 @@ def assemble(
     groups = [dict(group) for group in optimizer.param_groups]
     scheduler = _scheduler_after(earlier, data, optimizer)
     task = _fixed_task(data, request, model)
-    step = _new_step(data, model, optimizer, ranks, threads, task)
+    step = _new_step(data, model, optimizer, ranks, task)
     resume = earlier is not None
     loop = _loop_after(earlier, step, ranks)
     training = Training(
@@ -495,7 +475,6 @@ def assemble(
         groups,
         scheduler,
         batches,
-        threads,
         step,
         loop,
         plan=FitPlan.of(spec, data.windows),
@@ -512,7 +491,6 @@ def _new_step(
     model: nn.Module,
     optimizer: Optimizer,
     ranks: RankGroup,
-    threads: Threads,
     task: FixedTask,
 ) -> WindowStep:
     of_whole_series = any(part.is_of_whole_series for part in closed_form_parts(model))
@@ -532,7 +510,6 @@ def _new_step(
         accumulate=spec.accumulate,
         precision=spec.precision,
         gradient=spec.gradient,
-        threads=threads,
         comm=ranks,
     )
 
@@ -596,11 +573,12 @@ def _attach_epoch_hooks(training: Training) -> None:
         )
         hooks.attach(Validation(model, data.loss, held_out, ranks, spec.precision))
     if training.scheduler is not None:
-        has_plan = spec.lr_schedule is not None or spec.max_updates is not None
+        has_plan = spec.schedule_follows_length or spec.max_updates is not None
+        assert spec.schedule is not None
         hooks.attach(
             Schedule(
                 training.scheduler,
-                spec.schedule_every if spec.lr_schedule is None else "step",
+                spec.schedule[0],
                 lambda: training.step.n_updates,
                 spec.accumulate,
                 training.plan.updates if has_plan else None,
@@ -673,7 +651,7 @@ def float_dtype(arrays: tuple[SeriesArray, ...], precision: str = "float32") -> 
 def _scheduler_after(earlier: SeriesEstimator | None, data: FitData, optimizer: Optimizer) -> Any:
     """Return the schedule of the earlier fit, or a new one."""
     if earlier is not None:
-        if read_spec(data.settings.spec).lr_schedule is not None:
+        if read_spec(data.settings.spec).schedule_follows_length:
             # its rates have followed the length of a fit, to 0
             for group in optimizer.param_groups:
                 group["lr"] = group.get("initial_lr", group["lr"])
@@ -683,14 +661,14 @@ def _scheduler_after(earlier: SeriesEstimator | None, data: FitData, optimizer: 
 
 
 def _new_scheduler(spec: Spec, optimizer: Optimizer) -> Any:
-    if spec.lr_schedule is not None:
-        return cosine(cycles=1, warm_up=LR_SCHEDULES[spec.lr_schedule])(optimizer)
-    if spec.scheduler is None:
+    if spec.schedule is None:
         return None
-    scheduler = make_scheduler(spec.scheduler, optimizer, "spec.scheduler")
-    if isinstance(scheduler, ReduceLROnPlateau) and spec.schedule_every == "step":
+    every, make = spec.schedule
+    scheduler = make_scheduler(make, optimizer, "spec.lr_schedule")
+    if isinstance(scheduler, ReduceLROnPlateau) and every == "step":
         raise SpecError(
-            "ReduceLROnPlateau goes by the loss of whole epochs; set spec.schedule_every to 'epoch'"
+            "ReduceLROnPlateau goes by the loss of whole epochs: give it alone, without 'step', as "
+            "spec.lr_schedule"
         )
     return scheduler
 
@@ -751,23 +729,71 @@ def _adapt_windows(data: FitData, model: nn.Module) -> None:
 
 
 def run(est: SeriesEstimator, training: Training) -> None:
-    """Train, and keep the attributes of the estimator up to date.
+    """Train, and keep the attributes of the estimator up to date: run the epochs that are left,
+    after those of a checkpoint.
+    """
+    loop = training.loop
+    model = training.step.model
+    settings = training.data.settings
+    epochs = training.plan.epochs
+    device = training.batches.device
+    before = EstimatorBefore(est, training)
+    attributes = FittedAttributes(est, training)
+    callbacks = [*as_callbacks(settings.callbacks), *hooks_of(est)]
+    callbacks = with_checkpoints(callbacks, training, est)
+    for callback in callbacks:
+        loop.hooks.attach(callback)
+    # nothing of the estimator has changed so far
+    attributes.begin()
+    with _restoring(training, before, attributes):
+        # each rank draws other numbers for dropout, from the same generator
+        seed = (int(training.rng.integers(2**63)) + loop.ranks.rank) % 2**63
+        with seeded(seed, [device] if device.type == "cuda" else []):
+            reset(model.train())
+            is_restored = not training.resume and restore_newest(callbacks, loop.ranks)
+            if is_restored:
+                attributes.publish(loop.history, loop.step - loop.epoch_step)
+                _say_restored(training)
+            if is_closed_form(model):
+                say_stage(settings.verbose, loop.ranks, "fitting in closed form")
+                loop.run_epochs([training.batches], 1)
+                return
+            if not (training.resume or is_restored):
+                if any(closed_form_parts(model)):
+                    line = "fitting the linear model, then the network"
+                    say_stage(settings.verbose, loop.ranks, line)
+                fit_fixed_parts(model, training.batches, loop.ranks, training.task)
+            with compiled(model, compile_arguments(settings.compile)):
+                loop.run_epochs(training.batches, epochs)
 
-    An error restores the estimator if there was no update, or, unless it is an interrupt, if this
-    fit replaces another.
+
+def _say_restored(training: Training) -> None:
+    """Say where a fit goes on that continues from a checkpoint."""
+    loop = training.loop
+    epochs = training.plan.epochs
+    n_done = loop.epoch - loop.start_epoch
+    if n_done < epochs:
+        line = f"a checkpoint: continues at step {loop.step}, in epoch {loop.epoch + 1}"
+        say_stage(training.data.settings.verbose, loop.ranks, line)
+    if n_done > epochs:
+        warn(
+            f"the checkpoint is of {n_done} epochs, more than epochs={epochs}: this is the "
+            "model after all of them; give the Checkpointer another folder to train a "
+            "shorter time"
+        )
+
+
+@contextmanager
+def _restoring(
+    training: Training, before: EstimatorBefore, attributes: FittedAttributes
+) -> Iterator[None]:
+    """Restore the estimator after an error if there was no update, or, unless it is an interrupt,
+    if this fit replaces another.
     """
     step = training.step
     ranks = training.loop.ranks
-    before = EstimatorBefore(est, training)
-    attributes = FittedAttributes(est, training)
-    callbacks = [*as_callbacks(training.data.settings.callbacks), *hooks_of(est)]
-    callbacks = with_checkpoints(callbacks, training, est)
-    for callback in callbacks:
-        training.loop.hooks.attach(callback)
-    # nothing of the estimator has changed so far
-    attributes.begin()
     try:
-        _train(training, callbacks, attributes)
+        yield
     except BaseException as error:
         step.discard()
         # an error may have left one rank half updated
@@ -783,44 +809,6 @@ def run(est: SeriesEstimator, training: Training) -> None:
         if attributes.has_begun() and not training.resume:
             # training used a copy: the user's own generator advances like it
             make_generator(training.data.settings.random_state)
-
-
-def _train(training: Training, callbacks: list[Any], attributes: FittedAttributes) -> None:
-    """Run the epochs that are left, after those of a checkpoint."""
-    loop = training.loop
-    model = training.step.model
-    settings = training.data.settings
-    epochs = training.plan.epochs
-    device = training.batches.device
-    # each rank draws other numbers for dropout, from the same generator
-    seed = (int(training.rng.integers(2**63)) + loop.ranks.rank) % 2**63
-    with seeded(seed, [device] if device.type == "cuda" else []), training.threads:
-        reset(model.train())
-        is_restored = not training.resume and restore_newest(callbacks, loop.ranks)
-        if is_restored:
-            attributes.publish(loop.history, loop.step - loop.epoch_step)
-            n_done = loop.epoch - loop.start_epoch
-            if n_done < epochs:
-                line = f"a checkpoint: continues at step {loop.step}, in epoch {loop.epoch + 1}"
-                say_stage(settings.verbose, loop.ranks, line)
-            if n_done > epochs:
-                warn(
-                    f"the checkpoint is of {n_done} epochs, more than epochs={epochs}: this is the "
-                    "model after all of them; give the Checkpointer another folder to train a "
-                    "shorter time"
-                )
-        if is_closed_form(model):
-            say_stage(settings.verbose, loop.ranks, "fitting in closed form")
-            loop.run_epochs([training.batches], 1)
-            return
-        if not (training.resume or is_restored):
-            if any(closed_form_parts(model)):
-                say_stage(
-                    settings.verbose, loop.ranks, "fitting the linear model, then the network"
-                )
-            fit_fixed_parts(model, training.batches, loop.ranks, training.task)
-        with compiled(model, compile_arguments(settings.compile)):
-            loop.run_epochs(training.batches, epochs)
 
 
 class EstimatorBefore:
@@ -888,7 +876,7 @@ class FittedAttributes:
             codec,
             training.rng,
             # one that follows the length of the fit ends with it
-            scheduler=None if training.data.spec.lr_schedule else training.scheduler,
+            scheduler=None if training.data.spec.schedule_follows_length else training.scheduler,
             n_steps=n_steps,
             choice=training.data.settings.choice,
             data=shapes_and_digests(training.data),

@@ -46,10 +46,8 @@ def explain(
 
     Parameters
     ----------
-    est : estimator, Pipeline, fitted search, or Forecaster
-        A forecaster explains a forecast, see ``Forecaster.explain_forecast``: ``x`` is a frame,
-        ``series`` an id, and ``step`` a step of the horizon. An estimator may have any model of
-        torch. If a pipeline's transformers only scale each feature
+    est : estimator, Pipeline or fitted search
+        With any model of torch. If a pipeline's transformers only scale each feature
         (``SequenceScaler``, ``StandardScaler`` and its like), attributions are of your inputs; else
         of what reaches the model, and ``Explanation.explained`` says so.
     x : array of shape (F, N, T), tuple, list, view, or matrix
@@ -114,8 +112,6 @@ def explain(
     """
     check_integer("n_points", n_points, 1, optional=True, error=SpecError)
     check_integer("seqsize", seqsize, 1, optional=True, error=SpecError)
-    if hasattr(est, "explain_forecast"):
-        return _of_forecaster(est, x, series, step, output, n_points, baseline)
     model = read_model(est, x, lengths, starts)
     past = model.past(series, step)
     session = InferenceSession(
@@ -129,26 +125,6 @@ def explain(
     explained = slice(windows[0].start, windows[-1].stop)
     explanation = _explanation(model, past, explained, integral, score.name, int(series))
     check_explanation(explanation)
-    return explanation
-
-
-def _of_forecaster(
-    forecaster: Any,
-    x: object,
-    series: object,
-    step: int | None,
-    output: Any,
-    n_points: int | None,
-    baseline: object,
-) -> Explanation:
-    if not isinstance(baseline, str) or baseline != "mean":
-        raise SpecError(
-            f"baseline={baseline!r} is for estimators; forecasts are compared with those of a "
-            "series that stays at its level, with covariates at their means"
-        )
-    explanation: Explanation = forecaster.explain_forecast(
-        x, series, step, output=output, n_points=n_points
-    )
     return explanation
 
 

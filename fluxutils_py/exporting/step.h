@@ -32,7 +32,6 @@
 #endif
 
 #ifdef STEP_DOUBLE
-#define real double
 typedef uint64_t step_integer;
 #define STEP_MATH(name) name
 #define STEP_SHIFTER 6755399441055744.0 /* 1.5 * 2**52: what is added to it is rounded to an integer */
@@ -40,7 +39,6 @@ typedef uint64_t step_integer;
 #define STEP_ONE UINT64_C(0x3ff0000000000000) /* the bits of 1 */
 #define STEP_LIMIT 1000
 #else
-#define real float
 typedef uint32_t step_integer;
 #define STEP_MATH(name) name##f
 #define STEP_SHIFTER 12582912.0f /* 1.5 * 2**23 */

@@ -1,17 +1,12 @@
 """Forecast panels of series, from a data frame to intervals."""
 
 from fluxutils_py.forecasting.closed_loop import generate, rollout
-from fluxutils_py.forecasting.cross_validation import WalkForwardSplit, evaluate
 from fluxutils_py.forecasting.forecast_display import ForecastDisplay
 from fluxutils_py.forecasting.forecaster import Forecaster
-from fluxutils_py.forecasting.hierarchy import sum_groups
 
 __all__ = [
     "ForecastDisplay",
     "Forecaster",
-    "WalkForwardSplit",
-    "evaluate",
     "generate",
     "rollout",
-    "sum_groups",
 ]

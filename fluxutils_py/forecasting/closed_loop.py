@@ -12,7 +12,6 @@ from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.estimator import Estimator
 from fluxutils_py.estimator.building import make_generator
 from fluxutils_py.estimator.streaming import EstimatorStream
-from fluxutils_py.forecasting.panel_windows import ArrayFNT
 from fluxutils_py.nn.losses import SeqLoss, as_loss
 from fluxutils_py.nn.precision import undisturbed
 from fluxutils_py.validation import check_integer
@@ -21,7 +20,7 @@ from fluxutils_py.validation import check_integer
 @undisturbed()
 def rollout(
     est: Estimator,
-    x: ArrayFNT,
+    x: Any,
     n_steps: int,
     *,
     known: ArrayLike | None = None,
@@ -105,7 +104,7 @@ def _feed_back(
     stream: EstimatorStream,
     outputs: np.ndarray,
     n_steps: int,
-    x: ArrayFNT,
+    x: Any,
     known: ArrayLike | None,
     next_input: Callable[[np.ndarray], ArrayLike],
 ) -> np.ndarray:
@@ -199,7 +198,7 @@ def generate(
 
 def _read_past(
     est: Estimator,
-    x: ArrayFNT,
+    x: Any,
     method: str,
 ) -> tuple[EstimatorStream, np.ndarray]:
     """Return a stream that has read ``x``, and its output at the last step."""

@@ -10,7 +10,6 @@ import numpy as np
 
 from fluxutils_py.data.filling import last_positions
 from fluxutils_py.errors import DataError, warn
-from fluxutils_py.forecasting.calendar_features import calendar_channel
 from fluxutils_py.forecasting.panel_windows import Channels
 from fluxutils_py.frames.panel import Columns, Panel
 
@@ -27,15 +26,12 @@ class Covariate:
     categories : tuple or None
         Values of a categorical column; the code of each is its position, from 1. None: the column
         is numeric.
-    from_time : bool
-        Whether it is computed from the times, see ``calendar_features.py``.
     """
 
     name: str
     mean: float = 0.0
     scale: float = 1.0
     categories: tuple[Any, ...] | None = None
-    from_time: bool = False
 
     @classmethod
     def of(cls, name: str, values: np.ndarray) -> Covariate:
@@ -152,17 +148,11 @@ class Covariates:
     stat: tuple[Covariate, ...] = ()
 
     @classmethod
-    def of(
-        cls,
-        panel: Panel,
-        columns: Columns,
-        from_time: Sequence[str] = (),
-    ) -> Covariates:
-        """Fit the covariates that ``columns`` names; ``from_time`` names those of the calendar."""
-        calendar = [Covariate(name, from_time=True) for name in from_time]
+    def of(cls, panel: Panel, columns: Columns) -> Covariates:
+        """Fit the covariates that ``columns`` names."""
         return cls(
             hist=_fit_group(columns.hist, panel.values),
-            futr=_fit_group(columns.futr, panel.values, calendar),
+            futr=_fit_group(columns.futr, panel.values),
             stat=_fit_group(columns.stat, panel.static),
         )
 
@@ -174,7 +164,7 @@ class Covariates:
         # np.stack needs at least one array
         if not covariates:
             return np.empty((0, int(panel.lengths.sum())))
-        channels = [_steps_of(c, panel) for c in covariates]
+        channels = [c.channel(panel.values[c.name]) for c in covariates]
         return np.stack(channels)
 
     def static(self, panel: Panel) -> np.ndarray:
@@ -204,19 +194,11 @@ class Covariates:
         )
 
 
-def _steps_of(covariate: Covariate, panel: Panel) -> np.ndarray:
-    if covariate.from_time:
-        return calendar_channel(panel, covariate.name)
-    return covariate.channel(panel.values[covariate.name])
-
-
 def _fit_group(
     names: Sequence[str],
     values: dict[str, np.ndarray],
-    further: Sequence[Covariate] = (),
 ) -> tuple[Covariate, ...]:
     group = [Covariate.of(name, values[name]) for name in names]
-    group += further
     return tuple(sorted(group, key=lambda c: c.is_category))  # keeps the user's order within each
 
 

@@ -10,11 +10,10 @@ import numpy as np
 
 from fluxutils_py.errors import DataError, SpecError, warn
 from fluxutils_py.forecasting.features import LARGEST, Features, rolling_mean
-from fluxutils_py.forecasting.panel_windows import ArraySource, PackedSeries
+from fluxutils_py.forecasting.panel_windows import PackedSeries
 from fluxutils_py.frames.frequency import DAY, Frequency
-from fluxutils_py.frames.panel import Panel, series_name
 
-# of a sample, and of a block of an array that is read for its smallest value
+# of a sample
 N_SERIES = 256
 N_STEPS = 2048
 N_WANDER = 32  # series of the sample that show how far a series goes in a horizon
@@ -40,19 +39,9 @@ def usual_season(frequency: Frequency | None) -> int:
         return max(1, 12 // frequency.size)
     if frequency.kind == "business":
         return 5 if frequency.size == 1 else 1
-    if frequency.kind == "grid":
-        return _grid_season(frequency)
     if frequency.kind == "days":
         return {DAY: 7, 7 * DAY: 52}.get(frequency.size, 1)
     return DAY // frequency.size if DAY % frequency.size == 0 else 1
-
-
-def _grid_season(frequency: Frequency) -> int:
-    """Return the usual number of times in a day, else in a week of days; 1 for rarer times."""
-    if frequency.times_per_day > 1:
-        return frequency.times_per_day
-    usual_distance = int(np.median(np.diff(frequency.grid)))
-    return 5 if usual_distance <= DAY else 1
 
 
 def season_within(season: int, longest: int) -> int:
@@ -77,7 +66,7 @@ def season_within(season: int, longest: int) -> int:
     return season
 
 
-def find_season(source: PackedSeries | ArraySource) -> int | None:
+def find_season(source: PackedSeries) -> int | None:
     """Return a usual season in which the values clearly repeat, or None.
 
     The changes from step to step are correlated with those a season before: more than chance
@@ -121,7 +110,7 @@ def find_season(source: PackedSeries | ArraySource) -> int | None:
     return next((season for season, found in clear.items() if found >= enough), None)
 
 
-def sample(source: PackedSeries | ArraySource) -> np.ndarray:
+def sample(source: PackedSeries) -> np.ndarray:
     """Return the last steps (B, K) of evenly spaced series, NaN before a series' first step."""
     n = source.n_series
     series = np.linspace(0, n - 1, min(N_SERIES, n))
@@ -150,43 +139,28 @@ class LowValues:
     counts: np.ndarray
 
     @classmethod
-    def of(cls, source: PackedSeries | ArraySource) -> LowValues:
-        """Read all values, block by block."""
-        if isinstance(source, PackedSeries):
-            values = source.values[0]
-            low = np.flatnonzero(values <= 0)
-            series = np.searchsorted(source.offsets, low, "right") - 1
-            counts = np.bincount(series, minlength=source.n_series)
-            smallest = float(np.fmin.reduce(values, initial=np.nan))
-            return cls(smallest, int((~np.isnan(values)).sum()), counts)
-        smallest = np.nan
-        n_known = 0
-        counts = np.zeros(source.n_series, int)
-        for first in range(0, source.n_series, N_SERIES):
-            stop = min(first + N_SERIES, source.n_series)
-            series = np.arange(first, stop)
-            for start in range(0, source.n_steps, N_STEPS):
-                n_steps = min(N_STEPS, source.n_steps - start)
-                starts = np.full(len(series), start)
-                block = source.cut(series, starts, n_steps)[0]
-                smallest = np.fmin.reduce(block, axis=None, initial=smallest)
-                n_known += int((~np.isnan(block)).sum())
-                counts[series] += (block <= 0).sum(1)
-        return cls(float(smallest), n_known, counts)
+    def of(cls, source: PackedSeries) -> LowValues:
+        """Count the low values."""
+        values = source.values[0]
+        low = np.flatnonzero(values <= 0)
+        series = np.searchsorted(source.offsets, low, "right") - 1
+        counts = np.bincount(series, minlength=source.n_series)
+        smallest = float(np.fmin.reduce(values, initial=np.nan))
+        return cls(smallest, int((~np.isnan(values)).sum()), counts)
 
-    def describe(self, panel: Panel | None) -> str:
+    def describe(self, ids: np.ndarray) -> str:
         """Name how many values are low, in which series, and what to do about them."""
         series = np.flatnonzero(self.counts)
-        where = f"series {series_name(panel, series[0])}"
+        where = f"series {ids[series[0]]!r}"
         if len(series) > 1:
-            where = f"{len(series)} series, such as {series_name(panel, series[0])}"
+            where = f"{len(series)} series, such as {ids[series[0]]!r}"
         return (
             f"{self.counts.sum()} of {self.n_known} values are 0 or below ({where}; the smallest "
             f"is {self.smallest:g}): write NaN where they stand for missing values, which "
             "forecasts do not need; if they are true, use transform='none'"
         )
 
-    def are_apart(self, source: PackedSeries | ArraySource) -> bool:
+    def are_apart(self, source: PackedSeries) -> bool:
         """Whether the low values are few, and apart from all others, as if they stood for missing
         ones.
 
@@ -210,18 +184,18 @@ class LowValues:
 
 
 def choose_features(
-    source: PackedSeries | ArraySource,
+    source: PackedSeries,
     h: int,
     season: int,
     lag: int | str | None,
     input_size: int | None,
     transform: str,
-    panel: Panel | None = None,
+    ids: np.ndarray,
 ) -> Features:
     """Choose from the data what the user leaves open: transform, long season, input size and unit.
 
-    Warns if a few values, which look like missing ones, are why logarithms are not used; ``panel``
-    has the names of the series.
+    Warns if a few values, which look like missing ones, are why logarithms are not used; ``ids``
+    are the names of the series.
 
     Raises
     ------
@@ -234,7 +208,7 @@ def choose_features(
     low = LowValues.of(source)
     if np.isnan(low.smallest):
         raise DataError("there is no value to learn from: the target is missing everywhere")
-    log = _takes_logarithms(transform, low, source, panel)
+    log = _takes_logarithms(transform, low, source, ids)
     z = np.log(values) if log else values
     unit = typical_change(z, season)
     if lag is None:
@@ -259,14 +233,14 @@ def choose_features(
 
 
 def _takes_logarithms(
-    transform: str, low: LowValues, source: PackedSeries | ArraySource, panel: Panel | None
+    transform: str, low: LowValues, source: PackedSeries, ids: np.ndarray
 ) -> bool:
     if low.smallest > 0 or transform == "none":
         return transform != "none"
     if transform == "log":
-        raise DataError(f"transform='log' needs positive values, and {low.describe(panel)}")
+        raise DataError(f"transform='log' needs positive values, and {low.describe(ids)}")
     if low.are_apart(source):
-        warn(f"logarithms are not modelled, since {low.describe(panel)}")
+        warn(f"logarithms are not modelled, since {low.describe(ids)}")
     return False
 
 

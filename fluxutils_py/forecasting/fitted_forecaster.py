@@ -21,13 +21,11 @@ from fluxutils_py.forecasting.forecaster_settings import (
 )
 from fluxutils_py.forecasting.network_size import LEAST_STEPS
 from fluxutils_py.forecasting.panel_windows import (
-    ArrayFNT,
-    ArraySource,
     Channels,
     PackedSeries,
     PanelWindows,
 )
-from fluxutils_py.frames.panel import Columns, Panel, series_name
+from fluxutils_py.frames.panel import Columns, Panel
 
 LITTLE = 0.1  # weight of the networks in a forecast that others make
 
@@ -84,15 +82,12 @@ class FittedForecaster:
         """Levels of the quantiles, in the order of the networks' outputs."""
         return sorted_quantiles(self.settings)
 
-    def windows(self, series: Panel | ArrayFNT) -> PanelWindows:
-        """Return the windows of a panel or an array, from its first step."""
-        if not isinstance(series, Panel):
-            source = ArraySource(series)
-            return PanelWindows(source, self.features, self.channels, correction=self.correction)
-        values = self.channel_values(series)
+    def windows(self, panel: Panel) -> PanelWindows:
+        """Return the windows of a panel, from its first step."""
+        values = self.channel_values(panel)
         # not the target: the features tell given values from those that they fill in
-        values[1:] = filled_forward(values[1:], series.lengths)
-        return self.packed_windows(values, series.lengths, self.covariates.static(series))
+        values[1:] = filled_forward(values[1:], panel.lengths)
+        return self.packed_windows(values, panel.lengths, self.covariates.static(panel))
 
     def tail_windows(self, tail: np.ndarray, static: np.ndarray) -> PanelWindows:
         """Return the windows of tails (C, N, K). Where only covariates are known ahead, other
@@ -140,29 +135,6 @@ class FittedForecaster:
                 "NaN, or fit with transform='none'"
             )
 
-    def require_finite(self, values: np.ndarray) -> None:
-        """Raise DataError if a value of an array (F, N, T) is infinite, or not positive where
-        logarithms are modelled.
-        """
-        # checked before the networks read it: their state would depend on it from then on
-        bad = np.isinf(values)
-        need = "finite"
-        if self.features.log:
-            bad |= values <= 0
-            need = "finite and positive, as in fit"
-        if bad.any():
-            at = tuple(int(i) for i in np.argwhere(bad)[0])
-            raise DataError(
-                f"df[{', '.join(map(str, at))}] is {values[at]:g}; values must be {need}, or NaN"
-            )
-
-
-def array_shape(series: Panel | ArrayFNT) -> tuple[int, int] | None:
-    """Return the numbers of features and series of an array; None for a panel."""
-    if isinstance(series, Panel):
-        return None
-    return int(series.shape[0]), int(series.shape[1])
-
 
 def warn_long_horizon(h: int, lengths: np.ndarray) -> None:
     """Warn, in training, of a horizon that no series is longer than."""
@@ -177,7 +149,7 @@ def warn_long_horizon(h: int, lengths: np.ndarray) -> None:
 
 
 def warn_short_series(
-    season: int, lengths: np.ndarray, panel: Panel | None, only: np.ndarray | None = None
+    season: int, lengths: np.ndarray, ids: np.ndarray, only: np.ndarray | None = None
 ) -> None:
     """Warn of series that are not longer than a season, among all or those with the numbers
     ``only``.
@@ -189,7 +161,7 @@ def warn_short_series(
         first = short[0]
         warn(
             f"{len(short)} of {len(series)} series have no more steps than a season of {season} "
-            f"(series {series_name(panel, first)} has {lengths[first]}): where the season before "
+            f"(series {ids[first]!r} has {lengths[first]}): where the season before "
             "is not known, they are forecast from their last value"
         )
 

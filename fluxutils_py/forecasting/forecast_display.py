@@ -14,7 +14,7 @@ from fluxutils_py.explaining.drawing import format_times, legend_above
 from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster
 from fluxutils_py.forecasting.forecaster import Forecaster
 from fluxutils_py.forecasting.history import History
-from fluxutils_py.forecasting.outputs import forecast_values, future_covariates
+from fluxutils_py.forecasting.outputs import forecast_values, future_covariates, require_frame
 from fluxutils_py.frames.frames import Frame, require
 from fluxutils_py.frames.panel import read_steps, series_numbers
 
@@ -173,8 +173,6 @@ def _step_times(
     series: int,
     steps: np.ndarray,
 ) -> np.ndarray:
-    if history.panel is None:
-        return steps
     return history.panel.times(np.full(len(steps), series), steps)
 
 
@@ -184,8 +182,7 @@ def _read_truth(
     truth_df: object,
     series: list[int],
 ) -> list[Line]:
-    if history.panel is None:
-        raise DataError("the forecaster was fitted on an array; truth_df is for frames")
+    require_frame(history)
     columns = fitted.columns
     frame = Frame(truth_df, "truth_df")
     # without the covariates, which a picture does not need

@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from os import PathLike
 from typing import Any, Self
 
 import numpy as np
+from sklearn.base import clone
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
-from fluxutils_py.errors import DataError, SpecError
-from fluxutils_py.estimator.building import make_generator
+from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.estimator.spec import explains_arguments
-from fluxutils_py.explaining.explanation import Explanation
 from fluxutils_py.exporting.export_files import check_format
 from fluxutils_py.forecasting.correction import Correction
 from fluxutils_py.forecasting.covariates import Covariates
-from fluxutils_py.forecasting.cross_validation import Walk, cross_validate
+from fluxutils_py.forecasting.cross_validation import cross_validate
 from fluxutils_py.forecasting.features import Features
 from fluxutils_py.forecasting.fit_options import (
     FitOptions,
-    array_weights,
-    frame_weights,
 )
 from fluxutils_py.forecasting.fitted_forecaster import (
     FittedForecaster,
-    array_shape,
     warn_short_series,
 )
-from fluxutils_py.forecasting.forecast_explanation import explain_forecast
 from fluxutils_py.forecasting.forecaster_export import check_forecaster_export, export_forecaster
 from fluxutils_py.forecasting.forecaster_files import (
     load_fit,
@@ -42,27 +38,23 @@ from fluxutils_py.forecasting.forecaster_settings import (
     check_settings,
     columns_of,
     course_of_fit,
+    output_columns,
 )
-from fluxutils_py.forecasting.hierarchy import Groups, reconciled_frame
 from fluxutils_py.forecasting.history import History, start_history
-from fluxutils_py.forecasting.in_sample import in_sample_frame
 from fluxutils_py.forecasting.model_fitting import Fit, fit_panel, require_same_networks
 from fluxutils_py.forecasting.outputs import (
-    array_steps,
     forecast_any,
     forecast_frame,
     further_steps,
     future_frame,
-    require_panel,
     require_same_static,
     score_forecasts,
 )
-from fluxutils_py.forecasting.panel_windows import ArrayFNT, Channels
-from fluxutils_py.forecasting.simulation import simulate_frame
+from fluxutils_py.forecasting.panel_windows import Channels
+from fluxutils_py.forecasting.reading import read_series
 from fluxutils_py.frames.frames import is_frame
 from fluxutils_py.frames.frequency import Frequency
-from fluxutils_py.frames.panel import Panel, panel_of, read_panel
-from fluxutils_py.inputs import as_series
+from fluxutils_py.frames.panel import Panel, read_panel
 from fluxutils_py.nn.precision import undisturbed
 from fluxutils_py.parallel import RankGroup, get_communicator
 from fluxutils_py.sklearn_callbacks import begin_fit, nothing, run_with_callbacks
@@ -89,12 +81,9 @@ class Forecaster(ForecasterSettings):
     season_length : int, optional
         Steps per season. None: chosen by ``freq``: a day of hours, a week of days, a year of
         months; 1 for integers.
-    freq : str, pandas offset, int or array of dates, optional
+    freq : str, pandas offset or int, optional
         Time between two steps: an alias of pandas ("h", "15min", "D", "W", "MS", "ME", "B") or of
-        polars, or an integer for integer times. Of other offsets, such as "bh" or
-        ``CustomBusinessDay``, the times are made for the data and half as long after them. A
-        ``DatetimeIndex`` gives all times, past and future, in local time, such as the sessions of
-        an exchange: each step goes to the next of them. None: inferred.
+        polars, or an integer for integer times. None: inferred.
     quantiles : sequence of float
         Levels between 0 and 1 to forecast in addition to the point forecast. The quantiles never
         cross.
@@ -159,24 +148,18 @@ class Forecaster(ForecasterSettings):
         ``predict``); one value per series. Columns that are neither numeric nor boolean are
         categories, which become embeddings; a category not seen in training has an embedding of
         zeros, with a warning.
-    calendar : sequence of str, or "auto"
-        Positions in time that become covariates known ahead, as a sine and a cosine each:
-        ``"hour"`` of the day (with its minutes), ``"dayofweek"``, ``"dayofmonth"``,
-        ``"weekofyear"`` (ISO 8601), ``"month"``; in the time zone of the data. "auto": by ``freq``,
-        those of the year only if a series has two years. They need dates. Holidays are a column of
-        ``futr_exog_list``.
     id_col, time_col, target_col : str
         Column names of the long frame.
     alias : str
         Name of the forecast column.
-    comm, scaling, n_jobs, device, callbacks, random_state, verbose
+    comm, scaling, device, callbacks, random_state, verbose
         As in :class:`fluxutils_py.Estimator`.
 
     Attributes
     ----------
     features_ : Features
         Settings chosen from the data: ``season``, ``lag``, ``input_size``, ``log``.
-    frequency_ : Frequency or None
+    frequency_ : Frequency
     loss_name_ : str or callable
     models_ : list of nn.Module
     network_ : str
@@ -224,11 +207,10 @@ class Forecaster(ForecasterSettings):
     channels_: Channels
     correction_: Correction | None
     covariates_: Covariates
-    frequency_: Frequency | None
+    frequency_: Frequency
     loss_name_: Any
     loss_curve_: list[float]
     validation_loss_curve_: list[float]
-    _training: Panel | None = None
     models_: list[nn.Module]
     network_: str
     network_errors_: dict[str, float]
@@ -243,7 +225,6 @@ class Forecaster(ForecasterSettings):
         static_df: object = None,
         val_size: int = 0,
         sample_weight: object = None,
-        half_life: float | None = None,
     ) -> Self:
         """Train on a panel of series.
 
@@ -253,8 +234,7 @@ class Forecaster(ForecasterSettings):
             A frame has one row per series and time, in any order. Series may differ in length and
             start, and may lack values (null or NaN) and times; rows without a value after the last
             value of all series are warned of, since forecasts begin after them. In an array, each
-            feature of each series counts as one series; the array may be a memory map or an open
-            HDF5 dataset larger than memory.
+            feature of each series counts as one series, at integer times from 0.
         y : None
             Ignored; for scikit-learn.
         static_df : data frame, optional
@@ -270,9 +250,6 @@ class Forecaster(ForecasterSettings):
             ``df``, or one weight per row; for an array, of shape (N,), (N, T) or (F, N, T). They
             are scaled to mean 1 over values of weight above 0. A value of weight 0 has no part in
             the loss, and is an input like others.
-        half_life : float, optional
-            Number of steps after which a value counts half as much as the latest of all series;
-            multiplies ``sample_weight``.
 
         Returns
         -------
@@ -289,7 +266,7 @@ class Forecaster(ForecasterSettings):
             If a parameter or argument has an invalid value or shape. The message names it. An
             earlier fit stays in any case.
         """
-        options = FitOptions(val_size, half_life)
+        options = FitOptions(val_size)
         run_with_callbacks(self, lambda: self._fit(df, static_df, options, sample_weight))
         return self
 
@@ -302,18 +279,23 @@ class Forecaster(ForecasterSettings):
             if self.warm_start and hasattr(self, "models_"):
                 options = replace(options, start=self._fitted)
                 require_same_networks(self, self._fitted)
-            extra = frame_weights(df, sample_weight)
-            read = self._read if options.start is None else self._read_fitted
-            series = read(df, static_df, extra=extra)
-            options = replace(options, weights=array_weights(series, sample_weight))
+            if options.start is None:
+                panel = read_series(
+                    df,
+                    columns_of(self),
+                    self.freq,
+                    static_df=static_df,
+                    sample_weight=sample_weight,
+                )
+            else:
+                panel = self._read_known(df, static_df, sample_weight=sample_weight)
             ranks.require_equal(course_of_fit(self) | options.traits())
             end_fit = nothing
             if ranks.rank == 0:
                 end_fit = begin_fit(self, df, n_epochs=None, fitted=None)
             # before any attribute changes: after an error the earlier fit stays
-            fit = fit_panel(self, ranks, series, options)
+            fit = fit_panel(self, ranks, panel, options)
         self._keep(fit)
-        self._training = panel_of(series)
         end_fit()
 
     def _keep(self, fit: Fit) -> None:
@@ -329,7 +311,6 @@ class Forecaster(ForecasterSettings):
         self.validation_loss_curve_ = fit.validation_loss_curve
         self.network_ = fitted.network
         self.network_errors_ = fit.network_errors
-        self._shape = fit.shape
         self._origin = fit.origin
 
     @undisturbed()
@@ -338,10 +319,10 @@ class Forecaster(ForecasterSettings):
         df: object = None,
         *,
         h: int | None = None,
+        level: Sequence[float] | None = None,
+        quantiles: Sequence[float] | None = None,
         futr_df: object = None,
         static_df: object = None,
-        hierarchy: Groups | None = None,
-        reconcile: str = "mint",
     ) -> Any:
         """Forecast the next ``h`` steps of each series.
 
@@ -355,23 +336,18 @@ class Forecaster(ForecasterSettings):
             of these. More are forecast by recursion: the median of the steps before (the point
             forecast, if 0.5 is none of ``quantiles``) takes the place of values, and the network
             forecasts the next ``h`` from there; past covariates keep their last values. The
-            quantiles of later steps do not contain the
-            error of the ones before, and are too narrow; a warning says so.
+            quantiles of later steps do not contain the error of the ones before, and are too
+            narrow; a warning says so.
+        level : sequence of float, optional
+            Bands to return, in per cent, such as [80, 90]: columns ``Forecaster-lo-80`` and
+            ``Forecaster-hi-80``, which are the trained quantiles 0.1 and 0.9.
+        quantiles : sequence of float, optional
+            Trained quantiles to return, as columns ``Forecaster-q0.1``. Without ``level`` and
+            ``quantiles``: all, with the names of their bands, and ``Forecaster-median``.
         futr_df : data frame, optional
             Covariates known ahead, at all forecast times; see :meth:`make_future_dataframe`.
         static_df : data frame, optional
             As in :meth:`fit`, with ``df`` only.
-        hierarchy : dict, optional
-            Groups of series, as in :func:`fluxutils_py.forecasting.sum_groups`: the forecasts of a
-            group are then the sums of those of its series. All series must end at one time.
-        reconcile : "mint" or "bottom_up"
-            How forecasts are made to add up. "mint": those of all series change as their past
-            errors weigh them (minimum trace with a shrunk covariance), by the library
-            hierarchicalforecast, which you install yourself. Errors of spikes, more
-            than six times as large as is usual for their series, are clipped first. Groups must be
-            series of ``fit``, which ``sum_groups`` appends. "bottom_up": groups are the sums of
-            their series, which stay as they are. Quantiles move as far as their point forecast, and
-            keep their width; a group that is no series of ``fit`` has none.
 
         Returns
         -------
@@ -379,73 +355,12 @@ class Forecaster(ForecasterSettings):
             For a frame, a frame of the same library with the id, the time, the forecast, and one
             column per quantile. For an array, an array; with quantiles, a dict of arrays by column
             name. Every rank has all of it.
-
-        Notes
-        -----
-        On "mint": Wickramasuriya, Athanasopoulos & Hyndman (2019), J. American Statistical
-        Association 114(526), 804-819.
         """
         fitted = self._fitted
-        history, shape = self._history_of(df, static_df)
+        outputs = output_columns(self, level, quantiles)
+        history = self._history_of(df, static_df)
         values = forecast_any(fitted, history, futr_df, h)
-        if hierarchy is None:
-            return forecast_frame(fitted, history, shape, values)
-        return reconciled_frame(fitted, history, values, hierarchy, reconcile)
-
-    @undisturbed()
-    def simulate(
-        self,
-        n: int = 100,
-        df: object = None,
-        *,
-        futr_df: object = None,
-        static_df: object = None,
-        random_state: Any = None,
-    ) -> Any:
-        """Draw paths of the next ``h`` steps of each series.
-
-        At each step, the paths are distributed by the quantiles of :meth:`predict`, of which there
-        must be two or more; between the levels and beyond them the distribution is interpolated in
-        normal scores, of logarithms where these are modelled. From step to step they depend on each
-        other as the errors of past forecasts did. Series are drawn independently of each other, so
-        that sums of their paths are too narrow where series move together.
-
-        Parameters
-        ----------
-        n : int
-            Number of paths.
-        df, futr_df, static_df : as in :meth:`predict`
-        random_state : int, numpy Generator or RandomState, optional
-            None: other paths in each call.
-
-        Returns
-        -------
-        data frame, or array of shape (n, F, N, h)
-            A frame has the id, the time, ``sample`` (number of the path, from 0) and the value, in
-            the column of the forecast.
-
-        Raises
-        ------
-        SpecError, DataError
-            If there are fewer than two quantiles, or no series is long enough to have past errors.
-
-        Notes
-        -----
-        The steps of the paths are put into the order of past errors: for the last origins of the
-        stored steps, of up to 64 series, the true values are compared with the forecasts from
-        there, and each path takes the ranks that one of these windows has among as many, at every
-        step (Schaake shuffle, with errors of forecasts as templates). Clark et al. (2004), J.
-        Hydrometeorology 5(1), 243-262; Schefzik, Thorarinsdottir & Gneiting (2013), Statistical
-        Science 28(4), 616-640. Windows overlap, so short series show little of the dependence.
-        """
-        check_integer("n", n, 1)
-        if "sample" in (self.id_col, self.time_col, self.alias):
-            raise SpecError(
-                "simulate adds a column 'sample', which id_col, time_col or alias names; rename it"
-            )
-        history, shape = self._history_of(df, static_df)
-        rng = make_generator(random_state)
-        return simulate_frame(self._fitted, history, shape, futr_df, n, rng)
+        return forecast_frame(fitted, history.panel, values, outputs)
 
     @undisturbed()
     def update(self, df: object, *, static_df: object = None) -> Self:
@@ -474,18 +389,21 @@ class Forecaster(ForecasterSettings):
         fitted = self._fitted
         history = self.history_
         known = history.panel
-        series = self._read_fitted(df, static_df, None if known is None else known.zone)
+        panel = self._read_known(df, static_df, known.zone)
+        if panel.shape is not None:
+            if panel.shape != known.shape:
+                raise ShapeError(
+                    f"df has shape {(*panel.shape, int(panel.lengths[0]))}; expected (F, N, T) "
+                    f"with {known.shape} features and series"
+                )
+            panel = replace(panel, first=known.lengths)  # its steps follow
         # what cannot follow is refused: the stored series would be unusable from then on
-        if isinstance(series, Panel):
-            self._require_ids(series.ids, require_panel(history).ids)
-            require_same_static(fitted, history, series, static_df)
-            steps = further_steps(fitted, history, series, df)
-        else:
-            fitted.require_finite(np.asarray(series[:, :, :]))
-            steps = array_steps(history, series, self._shape)
+        self._require_ids(panel.ids, known.ids)
+        require_same_static(fitted, history, panel, static_df)
+        steps = further_steps(fitted, history, panel, df)
         longer = history.extended(fitted.models, steps, fitted.tail_windows)
         self._origin = longer
-        warn_short_series(fitted.features.season, longer.lengths, longer.panel, steps.series)
+        warn_short_series(fitted.features.season, longer.lengths, longer.panel.ids, steps.series)
         return self
 
     def make_future_dataframe(self, h: int | None = None) -> Any:
@@ -500,12 +418,13 @@ class Forecaster(ForecasterSettings):
         n_windows: int = 1,
         step_size: int | None = None,
         *,
+        h: int | None = None,
         refit: bool | None = False,
+        level: Sequence[float] | None = None,
+        quantiles: Sequence[float] | None = None,
         static_df: object = None,
-        hierarchy: Groups | None = None,
-        reconcile: str = "mint",
     ) -> Any:
-        """Evaluate forecasts of the last part of each series, walking forward in time.
+        """Forecast the last part of each series, walking forward in time.
 
         This forecaster does not change.
 
@@ -516,22 +435,20 @@ class Forecaster(ForecasterSettings):
             Number of forecasts of ``h`` steps; the last one covers the last ``h`` steps.
         step_size : int, optional
             Steps between one forecast and the next. None: ``h``.
+        h : int, optional
+            Number of steps to forecast. None: that of the forecaster.
         refit : bool or None
             True: train for each window. False: train once, on the data before the first window.
             None: do not train, use this forecaster, which was fitted on earlier data or other
-            series; each rank may do so by itself.
-        hierarchy : dict, optional
-            Groups of series, whose forecasts add up in each window, as in :meth:`predict`.
-            ``df`` has their sums, ``sum_groups(df, hierarchy)``.
-        reconcile : "mint" or "bottom_up"
-            As in :meth:`predict`.
+            series; each rank may do so by itself. Of the data that it was fitted on, the errors
+            are those in the sample.
+        level, quantiles : as in :meth:`predict`
 
         Returns
         -------
         data frame
-            With id, time, ``cutoff`` (the last known time), truth, the forecast and its quantiles,
-            and the baselines ``Naive``, ``SeasonalNaive``, ``Drift`` and ``WindowAverage``. Score
-            it with :func:`evaluate`.
+            With id, time, ``cutoff`` (the last known time), truth, the forecast and its quantiles:
+            ``utilsforecast.evaluation.evaluate`` scores it.
 
         Raises
         ------
@@ -540,117 +457,31 @@ class Forecaster(ForecasterSettings):
         """
         comm = None if refit is None else self.comm  # forecasts need no other ranks
         with undisturbed(), RankGroup.from_comm(comm, "Forecaster.cross_validation") as ranks:
-            check_settings(self)
-            step = int(self.h) if step_size is None else step_size
-            walk = Walk(n_windows, step, refit, hierarchy, reconcile)
-            ranks.require_equal(walk.traits() | course_of_fit(self))
+            settings = self if h is None else clone(self).set_params(h=h)
+            check_settings(settings)
+            fitted = self._fitted if refit is None else None
+            if fitted is not None and settings.h != fitted.h:
+                raise SpecError(
+                    f"refit=None takes the networks of the fit, which forecast {fitted.h} steps, "
+                    f"not h={h}; leave h out, or train with refit=False"
+                )
+            step_size = int(settings.h) if step_size is None else step_size
+            check_integer("n_windows", n_windows, 1)
+            check_integer("step_size", step_size, 1)
+            outputs = output_columns(self, level, quantiles)
+            walk = {"n_windows": n_windows, "step_size": step_size, "refit": refit}
+            ranks.require_equal(walk | course_of_fit(settings))
             if not is_frame(df):
                 raise DataError(
                     "cross_validation takes a data frame; for an array (F, N, T), cut off steps "
                     "and predict"
                 )
-            fitted = self._fitted if refit is None else None
-            check_output_names(self)
+            check_output_names(self, outputs)
             freq = self.freq if fitted is None else self.frequency_
             panel = read_panel(df, columns_of(self), freq, static_df=static_df)
-            return cross_validate(self, fitted, ranks, panel, walk)
-
-    @undisturbed()
-    def predict_insample(
-        self, df: object = None, *, step_size: int = 1, static_df: object = None
-    ) -> Any:
-        """Forecast from origins inside of the series that the networks were trained on.
-
-        The truth of such forecasts was seen in training: they serve for residuals, and are better
-        than others will be; see :meth:`cross_validation` for these.
-
-        Parameters
-        ----------
-        df, static_df : as in :meth:`fit`, but data frames only; optional
-            None: the series of ``fit``, which the forecaster holds until it is saved or pickled.
-        step_size : int
-            Steps between one origin and the next; the last one is ``h`` steps before the end of
-            each series.
-
-        Returns
-        -------
-        data frame
-            As from :meth:`cross_validation`, without baselines: id, time, ``cutoff`` (the last
-            known time), truth, the forecast and its quantiles, for each origin from the first step
-            of a series on.
-
-        Raises
-        ------
-        DataError
-            If no series is longer than ``h``, or ``df`` is needed.
-        """
-        fitted = self._fitted
-        check_integer("step_size", step_size, 1)
-        if self.frequency_ is None:
-            raise DataError(
-                "predict_insample is for data frames; for an array (F, N, T), cut off steps and "
-                "predict"
+            return cross_validate(
+                settings, fitted, ranks, panel, n_windows, step_size, bool(refit), outputs
             )
-        panel = self._training if df is None else panel_of(self._read_fitted(df, static_df))
-        if panel is None:
-            raise DataError(
-                "the forecaster comes from a file or another process, without the series of fit: "
-                "give them, predict_insample(df)"
-            )
-        check_output_names(self)
-        return in_sample_frame(fitted, panel, step_size)
-
-    @undisturbed()
-    def explain_forecast(
-        self,
-        df: object,
-        series: Any = None,
-        step: int | None = None,
-        *,
-        output: float | None = None,
-        futr_df: object = None,
-        static_df: object = None,
-        n_points: int | None = None,
-    ) -> Explanation:
-        """Tell how much lags, trends and covariates at each step of the past, and simple forecasts,
-        contributed to a forecast, by integrated gradients through the whole past; also
-        :func:`fluxutils_py.explain`.
-
-        Parameters
-        ----------
-        df, futr_df, static_df : as in :meth:`predict`
-        series : id, or int or pair (feature, series) of an array
-            None: the only one.
-        step : int, optional
-            Step of the horizon, from 1 to ``h``. None: the mean of all.
-        output : float, optional
-            Level of the quantile to explain. None: the point forecast.
-        n_points : int, optional
-            As in :func:`fluxutils_py.explain`.
-
-        Returns
-        -------
-        Explanation
-            ``baseline_value`` and attributions add up to ``value``, the forecast, in logarithms
-            where these are modelled. The baseline is a series that stays at its level, with
-            covariates at their means: its level, and what the networks add to that. Attributions
-            (channels, T) are of what recurrent networks read at each step: the last values in units
-            of the series' scale, how they differ from a season before, covariates now, and those
-            known ahead at each step of the horizon. Categories do not change on the path, and have
-            no share. Networks of segments read the last values alone, which are one row. Then
-            follow, at the last step, the parts of simple forecasts: how each differs from the
-            level, times its weight in ``correction_``. The networks add to the seasonal naive
-            forecast, whose weight is theirs and its own. ``"calibration"`` is what it adds to a
-            quantile.
-
-        Raises
-        ------
-        DataError, SpecError
-            If there is no such series, step or quantile, or no forecast.
-        """
-        fitted = self._fitted
-        whole = self._read_fitted(df, static_df)
-        return explain_forecast(fitted, whole, series, step, output, futr_df, n_points)
 
     @undisturbed()
     def score(self, df: object, y: object = None) -> float:
@@ -697,9 +528,9 @@ class Forecaster(ForecasterSettings):
         """Compare forecasts of an exported file with those of :meth:`predict`, after every step;
         see :func:`fluxutils_py.check_export`.
         """
-        series = self._read_fitted(df, None)
+        panel = self._read_known(df, None)
         return check_forecaster_export(
-            self._fitted, path, series, 1e-5 if tolerance is None else tolerance
+            self._fitted, path, panel, 1e-5 if tolerance is None else tolerance
         )
 
     @undisturbed()
@@ -718,7 +549,6 @@ class Forecaster(ForecasterSettings):
                 self.loss_curve_,
                 self.validation_loss_curve_,
                 self.network_errors_,
-                self._shape,
                 history,
             )
             save_forecaster(path, fit, history)
@@ -738,10 +568,6 @@ class Forecaster(ForecasterSettings):
         cls._keep(forecaster, load_fit(content, forecaster, path))
         return forecaster
 
-    def __getstate__(self) -> dict[str, Any]:
-        # data are no part of what was learnt, and may be large
-        return {**super().__getstate__(), "_training": None}
-
     # -- data --------------------------------------------------------------------------------------
 
     @property
@@ -758,38 +584,33 @@ class Forecaster(ForecasterSettings):
             self.network_,
         )
 
-    def _read(
-        self, df: object, static_df: object, *, extra: dict[str, np.ndarray] | None = None
-    ) -> Panel | ArrayFNT:
-        """Return the panel of a frame, or the array; ``extra`` as in :func:`read_panel`."""
-        if is_frame(df):
-            return read_panel(df, columns_of(self), self.freq, static_df=static_df, extra=extra)
-        return self._read_array(df, static_df, None)
-
-    def _read_fitted(
+    def _read_known(
         self,
         df: object,
         static_df: object,
         zone: str | None = None,
         *,
-        extra: dict[str, np.ndarray] | None = None,
-    ) -> Panel | ArrayFNT:
-        """Return what :meth:`_read` returns, for data of the kind of ``fit``; ``zone`` and
-        ``extra`` as in :func:`read_panel`.
-        """
-        if not is_frame(df):
-            return self._read_array(df, static_df, self.frequency_)
-        if self.frequency_ is None:
+        sample_weight: object = None,
+    ) -> Panel:
+        """Return series of the kind of those of ``fit``; ``zone`` as in :func:`read_panel`."""
+        known = self.history_.panel
+        if is_frame(df) and known.shape is not None:
             raise DataError(
                 "df is a data frame, but the forecaster was fitted on an array (F, N, T)"
             )
         # with the frequency of fit: that of a few new rows may look like another
-        panel = read_panel(
-            df, columns_of(self), self.frequency_, static_df=static_df, zone=zone, extra=extra
+        panel = read_series(
+            df,
+            columns_of(self),
+            self.frequency_,
+            static_df=static_df,
+            sample_weight=sample_weight,
+            zone=zone,
         )
-        known = self.history_.panel
+        if panel.shape is not None and known.shape is None:
+            raise DataError("df is an array, but the forecaster was fitted on a data frame")
         # a time without a zone cannot be compared with one that has one
-        if known is not None and (panel.zone is None) != (known.zone is None):
+        if (panel.zone is None) != (known.zone is None):
             raise DataError(
                 f"the times of column {self.time_col!r} must have a time zone if those of fit "
                 "had one"
@@ -797,40 +618,8 @@ class Forecaster(ForecasterSettings):
         self._fitted.require_modelled(panel)
         return panel
 
-    def _read_array(self, df: object, static_df: object, frequency: Frequency | None) -> ArrayFNT:
-        """Return an array (F, N, T); ``frequency`` is that of the frame of ``fit``, if there is
-        one.
-        """
-        if static_df is not None:
-            raise DataError(
-                "static_df is for data frames; an array (F, N, T) has no static covariates"
-            )
-        # other libraries expect the number of steps there
-        if isinstance(df, int | np.integer):
-            raise TypeError(
-                f"df={df} is no data: the number of steps to forecast is h of the constructor, "
-                f"{self.h}"
-            )
-        if hasattr(type(df), "to_frame"):  # of pandas or polars
-            frame = "a frame with the columns " + ", ".join(columns_of(self).arguments())
-            if hasattr(df, "rename_axis"):
-                frame += (
-                    f", as df.rename({self.target_col!r}).rename_axis({self.time_col!r})"
-                    f".reset_index().assign({self.id_col}='a')"
-                )
-            raise DataError(f"df is a {type(df).__name__}, expected {frame}; or an array (F, N, T)")
-        if frequency is not None:
-            raise DataError("df is an array, but the forecaster was fitted on a data frame")
-        columns = columns_of(self)
-        if columns.hist or columns.futr or columns.stat:
-            raise DataError("covariates are columns of data frames; an array (F, N, T) has none")
-        array: ArrayFNT = as_series(df, "df")[0].array
-        return array
-
-    def _history_of(self, df: object, static_df: object) -> tuple[History, tuple[int, int] | None]:
-        """Return the ends of the series to forecast, and the shape of an array; None: the stored
-        ones.
-        """
+    def _history_of(self, df: object, static_df: object) -> History:
+        """Return the ends of the series to forecast; None: the stored ones."""
         fitted = self._fitted
         # not ignored: the forecasts would look as if they had used it
         if df is None and static_df is not None:
@@ -839,13 +628,11 @@ class Forecaster(ForecasterSettings):
                 "those of fit; give df, or leave static_df out"
             )
         if df is None:
-            return self.history_, self._shape
-        series = self._read_fitted(df, static_df)
-        # arrays have no frequency, and predict refuses frames then
-        panel = panel_of(series)
-        history = start_history(fitted.models, fitted.windows(series), panel)
-        warn_short_series(fitted.features.season, history.lengths, panel)
-        return history, array_shape(series)
+            return self.history_
+        panel = self._read_known(df, static_df)
+        history = start_history(fitted.models, fitted.windows(panel), panel)
+        warn_short_series(fitted.features.season, history.lengths, panel.ids)
+        return history
 
     def _require_ids(self, ids: np.ndarray, known: np.ndarray) -> None:
         """Raise DataError if a new id is of a type that no stored one has: one column may not hold
@@ -872,5 +659,4 @@ class Forecaster(ForecasterSettings):
 
     @property
     def ids_(self) -> np.ndarray:
-        panel = self.history_.panel
-        return np.arange(self.history_.n_series) if panel is None else panel.ids
+        return self.history_.panel.ids

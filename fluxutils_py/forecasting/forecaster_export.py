@@ -15,8 +15,8 @@ from fluxutils_py.forecasting.covariates import Covariate, Covariates
 from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster
 from fluxutils_py.forecasting.forecast_step import ForecastStep
 from fluxutils_py.forecasting.history import forecasts_along
-from fluxutils_py.forecasting.panel_windows import ArrayFNT, PanelWindows
-from fluxutils_py.frames.panel import Panel, panel_of, series_name
+from fluxutils_py.forecasting.panel_windows import PanelWindows
+from fluxutils_py.frames.panel import Panel
 from fluxutils_py.parallel import get_communicator
 from fluxutils_py.versions import installed_version
 
@@ -64,7 +64,7 @@ def _describe_covariate(covariate: Covariate) -> dict[str, Any]:
 def check_forecaster_export(
     fitted: FittedForecaster,
     path: Path,
-    series: Panel | ArrayFNT,
+    panel: Panel,
     tolerance: float,
 ) -> float:
     """Compare an exported file with its forecaster on some series; see ``check_export``.
@@ -73,7 +73,7 @@ def check_forecaster_export(
     to N_COMPARED steps of each series, its last one among them. Covariates known ahead count as
     missing after the end of a series.
     """
-    windows = fitted.windows(series)
+    windows = fitted.windows(panel)
     lengths = windows.source.lengths
     last = lengths[:, None] - 1
     origins = np.linspace(0, 1, N_COMPARED) * last
@@ -90,7 +90,7 @@ def check_forecaster_export(
         if worst > tolerance:
             n, i, k = np.unravel_index(away.argmax(), away.shape)
             raise ExportError(
-                f"{path}: {fitted.names[i]} of series {series_name(panel_of(series), int(n))} is "
+                f"{path}: {fitted.names[i]} of series {panel.ids[n]!r} is "
                 f"{got[n, i, k]:.7g} {k + 1} steps after step {at[n]}, that of the forecaster is "
                 f"{want[n, i, k]:.7g}: a relative difference of {worst:.1e}, above {tolerance:.1e}"
             )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import asdict, replace
 from typing import Any
@@ -27,6 +28,7 @@ from fluxutils_py.forecasting.history import History
 from fluxutils_py.forecasting.model_fitting import Fit, make_network
 from fluxutils_py.forecasting.network_size import size_of, with_size
 from fluxutils_py.forecasting.panel_windows import Channels
+from fluxutils_py.forecasting.reading import STEPS
 from fluxutils_py.frames.frames import require
 from fluxutils_py.frames.frequency import Frequency
 from fluxutils_py.frames.panel import Panel
@@ -59,7 +61,7 @@ def save_forecaster(
         "features": asdict(fitted.features),
         "channels": asdict(fitted.channels),
         "covariates": _to_plain(asdict(fitted.covariates)),
-        "frequency": _plain_frequency(fit.frequency),
+        "frequency": asdict(fit.frequency),
         "correction": _plain_correction(fitted.correction),
         "loss_name": fit.loss if isinstance(fit.loss, str) else None,
         "loss_curve": fit.loss_curve,
@@ -69,7 +71,6 @@ def save_forecaster(
         "models": [{k: v.detach() for k, v in m.state_dict().items()} for m in fitted.models],
         "hidden_size": size_of(fitted.models[0]),
         "dtype": str(dtype).removeprefix("torch."),
-        "shape": fit.shape,
         "history": _plain_history(history),
     }
     write_file(path, content)
@@ -95,9 +96,7 @@ def _require_plain_labels(fitted: FittedForecaster, history: History) -> None:
     """Raise DataError, before a file is written, if it could not be read: ids and categories must
     be plain data.
     """
-    labels: dict[str, Iterable[Any]] = {}
-    if history.panel is not None:
-        labels[fitted.columns.id] = history.panel.ids
+    labels: dict[str, Iterable[Any]] = {fitted.columns.id: history.panel.ids}
     for group in GROUPS:
         for covariate in getattr(fitted.covariates, group):
             labels[covariate.name] = covariate.categories or ()
@@ -120,6 +119,8 @@ def read_forecaster(
     hold.
     """
     content = read_file(path, KIND, format=FORMAT)
+    with _damage_is_an_error(path):
+        content = _current(content, path)
     # before the constructor, whose errors would not say that a file lacks code
     missing = [name for name in content["code"] if name not in arguments]
     if missing:
@@ -130,17 +131,55 @@ def read_forecaster(
     return content
 
 
+def _current(content: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return the content of a file of 0.2.0 as files have it now."""
+    settings = content["settings"]
+    settings.pop("calendar", None)
+    settings.pop("n_jobs", None)
+    # what the calendar made is given as a column now
+    for covariate in content["covariates"]["futr"]:
+        if covariate.pop("from_time", False):
+            settings["futr_exog_list"] = [*settings["futr_exog_list"], covariate["name"]]
+    for covariate in content["covariates"]["hist"] + content["covariates"]["stat"]:
+        covariate.pop("from_time", None)
+    frequency = content["frequency"]
+    if frequency is None:  # of an array, which was no panel
+        n = len(content["history"]["lengths"])
+        frequency = content["frequency"] = asdict(STEPS)
+        content["history"]["panel"] = {
+            "ids": list(range(n)),
+            "first": torch.zeros(n, dtype=torch.int64),
+            "zone": None,
+            "backend": "pandas",
+            "types": {},
+            "shape": content["shape"],
+        }
+    if len(frequency.pop("times", ())):
+        raise LoadError(
+            f"{path}: its freq={frequency['text']!r} is not supported any more: fit again, with "
+            "numbers of the times in a column of integers"
+        )
+    return content
+
+
 def load_fit(
     content: dict[str, Any],
     settings: ForecasterSettings,
     path: Path,
 ) -> Fit:
     """Return what a file holds besides the settings; see ``Forecaster.load``."""
-    try:
+    with _damage_is_an_error(path):
         return _load_fit(content, settings, path)
+
+
+@contextmanager
+def _damage_is_an_error(path: Path) -> Iterator[None]:
+    """Raise LoadError for whatever a damaged entry leads to."""
+    try:
+        yield
     except LoadError:
         raise
-    # whatever a damaged entry leads to: a missing key, a wrong type, shape or number
+    # a missing key, a wrong type, shape or number
     except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
         raise LoadError(f"{path} is damaged ({type(error).__name__}: {error})") from error
 
@@ -174,10 +213,9 @@ def _load_fit(
 
     models = [_load_network(stored, settings, build, path) for stored in content["models"]]
     fitted = replace(fitted, models=models)
-    frequency = _load_frequency(content["frequency"])
+    frequency = Frequency(**content["frequency"])
     # None: the loss is code, which the user gives again
     loss = settings.loss if content["loss_name"] is None else content["loss_name"]
-    shape = content["shape"]
     return Fit(
         fitted,
         frequency,
@@ -185,21 +223,8 @@ def _load_fit(
         content["loss_curve"],
         content["validation_loss_curve"],
         content["network_errors"],
-        shape=None if shape is None else tuple(shape),
         origin=_load_history(content["history"], frequency),
     )
-
-
-def _plain_frequency(frequency: Frequency | None) -> dict[str, Any] | None:
-    if frequency is None:
-        return None
-    return asdict(frequency) | {"times": torch.tensor(frequency.times, dtype=torch.int64)}
-
-
-def _load_frequency(content: dict[str, Any] | None) -> Frequency | None:
-    if content is None:
-        return None
-    return Frequency(**content | {"times": tuple(content["times"].tolist())})
 
 
 def _load_network(
@@ -279,23 +304,20 @@ def _plain_history(history: History) -> dict[str, Any]:
     return {**arrays, "states": history.states, "panel": _plain_panel(history.panel)}
 
 
-def _plain_panel(panel: Panel | None) -> dict[str, Any] | None:
-    if panel is None:
-        return None
+def _plain_panel(panel: Panel) -> dict[str, Any]:
     return {
         "ids": [_to_plain(i) for i in panel.ids],
         "first": torch.from_numpy(np.array(panel.first)),
         "zone": panel.zone,
         "backend": panel.backend,
         "types": {k: repr(v) for k, v in panel.types.items()},
+        "shape": panel.shape,
     }
 
 
-def _load_history(content: dict[str, Any], frequency: Frequency | None) -> History:
+def _load_history(content: dict[str, Any], frequency: Frequency) -> History:
     arrays = {name: content[name].numpy() for name in ARRAYS}
-    panel = None
-    if content["panel"] is not None and frequency is not None:
-        panel = _load_panel(content["panel"], arrays["lengths"], frequency)
+    panel = _load_panel(content["panel"], arrays["lengths"], frequency)
     return History(**arrays, states=content["states"], panel=panel)
 
 
@@ -314,6 +336,7 @@ def _load_panel(
         zone=content["zone"],
         types={k: _parse_type(v) for k, v in content["types"].items()},
         backend=content["backend"],
+        shape=content.get("shape"),
     )
 
 

@@ -11,8 +11,6 @@ from sklearn.base import BaseEstimator
 
 from fluxutils_py.errors import SpecError
 from fluxutils_py.estimator.sequence_estimators import CELLS
-from fluxutils_py.forecasting.baselines import BASELINES
-from fluxutils_py.forecasting.calendar_features import FIELDS
 from fluxutils_py.forecasting.direct_model import LOSSES
 from fluxutils_py.forecasting.features import TRANSFORMS
 from fluxutils_py.frames.panel import Columns
@@ -30,7 +28,6 @@ NETWORKS = (RECURRENT, SEGMENTS)
 # what a rank may choose for itself, since it does not change what is trained
 OF_RANK = (
     "comm",
-    "n_jobs",
     "device",
     "callbacks",
     "random_state",
@@ -74,14 +71,12 @@ class ForecasterSettings(CallbackSupport, BaseEstimator):
         hist_exog_list: Sequence[str] = (),
         futr_exog_list: Sequence[str] = (),
         stat_exog_list: Sequence[str] = (),
-        calendar: str | Sequence[str] = (),
         id_col: str = "unique_id",
         time_col: str = "ds",
         target_col: str = "y",
         alias: str = "Forecaster",
         comm: Any = "auto",
         scaling: str = "weak",
-        n_jobs: int | None = None,
         device: Any = None,
         callbacks: Any = None,
         random_state: Any = None,
@@ -113,14 +108,12 @@ class ForecasterSettings(CallbackSupport, BaseEstimator):
         self.hist_exog_list = hist_exog_list
         self.futr_exog_list = futr_exog_list
         self.stat_exog_list = stat_exog_list
-        self.calendar = calendar
         self.id_col = id_col
         self.time_col = time_col
         self.target_col = target_col
         self.alias = alias
         self.comm = comm
         self.scaling = scaling
-        self.n_jobs = n_jobs
         self.device = device
         self.callbacks = callbacks
         self.random_state = random_state
@@ -157,7 +150,6 @@ def check_settings(settings: ForecasterSettings) -> None:
     _check_list("quantiles", settings.quantiles, "numbers")
     for name in ("hist_exog_list", "futr_exog_list", "stat_exog_list"):
         _check_list(name, getattr(settings, name), "columns")
-    _check_calendar(settings.calendar)
     _check_alias(settings)
     _check_quantiles(settings.quantiles)
     # a model replaces the layers of a cell
@@ -210,23 +202,9 @@ def _check_list(name: str, value: object, items: str) -> None:
         raise SpecError(f"{name} must be a list of {items}, got {value!r}")
 
 
-def _check_calendar(calendar: object) -> None:
-    if isinstance(calendar, str) and calendar == "auto":
-        return
-    _check_list("calendar", calendar, "fields, or 'auto'")
-    assert isinstance(calendar, Iterable)
-    fields = list(calendar)
-    unknown = [field for field in fields if field not in FIELDS]
-    if unknown or len(set(fields)) < len(fields):
-        raise SpecError(
-            f"calendar must be 'auto' or different ones of {', '.join(map(repr, FIELDS))}, got "
-            f"{calendar!r}; give holidays as a column of futr_exog_list"
-        )
-
-
 def _check_alias(settings: ForecasterSettings) -> None:
     # a forecast in such a column would overwrite it
-    used = (settings.id_col, settings.time_col, settings.target_col, "cutoff", *BASELINES)
+    used = (settings.id_col, settings.time_col, settings.target_col, "cutoff")
     if not isinstance(settings.alias, str) or settings.alias in used:
         raise SpecError(
             f"alias must be a name other than {', '.join(map(repr, used))}, got {settings.alias!r}"
@@ -236,7 +214,7 @@ def _check_alias(settings: ForecasterSettings) -> None:
 def _check_quantiles(quantiles: Sequence[float]) -> None:
     valid = [q for q in quantiles if isinstance(q, float | np.floating) and 0 < q < 1]
     # compared as the columns name them
-    names = {f"{q:g}" for q in valid}
+    names = {quantile_column("", q) for q in valid}
     if len(valid) < len(quantiles) or len(names) < len(valid):
         raise SpecError(
             f"quantiles must be different numbers between 0 and 1, got {quantiles!r}; columns "
@@ -292,20 +270,71 @@ def columns_of(settings: ForecasterSettings) -> Columns:
     )
 
 
+def quantile_column(alias: str, q: float) -> str:
+    """Return the column of a quantile, as NeuralForecast names it: by the level in per cent of the
+    band that it bounds.
+
+    Examples
+    --------
+    >>> [quantile_column("NHITS", q) for q in (0.1, 0.5, 0.975)]
+    ['NHITS-lo-80', 'NHITS-median', 'NHITS-hi-95']
+    """
+    level = f"{abs(200 * q - 100):.6g}"
+    if level == "0" or abs(q - 0.5) < 1e-9:
+        return f"{alias}-median"
+    return f"{alias}-{'lo' if q < 0.5 else 'hi'}-{level}"
+
+
 def column_names(settings: ForecasterSettings) -> list[str]:
     """Return the names of the columns with forecasts: of the point forecast, then each quantile."""
     alias = settings.alias
-    return [alias, *(f"{alias}-q{q:g}" for q in sorted_quantiles(settings))]
+    return [alias, *(quantile_column(alias, q) for q in sorted_quantiles(settings))]
 
 
-def check_output_names(settings: ForecasterSettings) -> None:
-    """Raise SpecError if a column that forecasts or cross-validation add has the name of a column
-    of the user.
+def output_columns(
+    settings: ForecasterSettings,
+    level: Sequence[float] | None = None,
+    quantiles: Sequence[float] | None = None,
+) -> dict[str, int]:
+    """Return the columns of forecasts that ``level`` or ``quantiles`` of ``Forecaster.predict`` ask
+    for, and the number of each among the outputs of the networks.
 
-    Also if two added columns have one name.
+    Raises
+    ------
+    SpecError
+        If both are given, or a quantile was not trained.
     """
-    # one frame holds the truth and the forecasts
-    added = [*column_names(settings), "cutoff", *BASELINES]
+    alias = settings.alias
+    if level is not None and quantiles is not None:
+        raise SpecError("level and quantiles both say which quantiles to return; give one of them")
+    if level is None and quantiles is None:
+        return {name: i for i, name in enumerate(column_names(settings))}
+    asked: dict[str, float] = {}
+    if level is not None:
+        _check_list("level", level, "numbers, such as [80, 90]")
+        for per_cent in level:
+            asked[f"{alias}-lo-{per_cent:g}"] = 0.5 - per_cent / 200
+            asked[f"{alias}-hi-{per_cent:g}"] = 0.5 + per_cent / 200
+    if quantiles is not None:
+        _check_list("quantiles", quantiles, "numbers")
+        asked = {f"{alias}-q{q:g}": q for q in quantiles}
+    trained = sorted_quantiles(settings)
+    number = {f"{q:.6g}": i for i, q in enumerate(trained, 1)}
+    lacks = [q for q in asked.values() if f"{q:.6g}" not in number]
+    if lacks:
+        raise SpecError(
+            f"the quantile {lacks[0]:.6g} was not trained, only {trained}; give "
+            f"quantiles=({', '.join(f'{q:.6g}' for q in sorted({*trained, *asked.values()}))}) to "
+            "the forecaster before fit"
+        )
+    return {alias: 0} | {name: number[f"{q:.6g}"] for name, q in asked.items()}
+
+
+def check_output_names(settings: ForecasterSettings, outputs: Iterable[str]) -> None:
+    """Raise SpecError if a column that cross-validation adds has the name of a column of the user,
+    since one frame holds both.
+    """
+    added = [*outputs, "cutoff"]
     for argument in ("id_col", "time_col", "target_col"):
         name = getattr(settings, argument)
         if name in added:
@@ -313,10 +342,3 @@ def check_output_names(settings: ForecasterSettings) -> None:
                 f"{argument}={name!r} is the name of a column that the forecasts have "
                 f"({', '.join(added)}); rename the column of the data, or choose another alias"
             )
-    twice = sorted({name for name in added if added.count(name) > 1})
-    if twice:
-        raise SpecError(
-            f"two columns of the forecasts would be called {twice[0]!r} (alias={settings.alias!r}, "
-            f"quantiles={tuple(settings.quantiles)!r}); choose another alias, or quantiles that "
-            "differ in six digits"
-        )

@@ -38,15 +38,15 @@ class History:
     static : ndarray of shape (N, ...)
     states : list of list of Tensor
         State of each network for N series, as from :func:`fluxutils_py.states`.
-    panel : Panel or None
-        Ids and times of the series, without values. None: the series came as an array.
+    panel : Panel
+        Ids and times of the series, without values.
     """
 
     tail: np.ndarray
     lengths: np.ndarray
     static: np.ndarray
     states: list[list[Tensor]]
-    panel: Panel | None = None
+    panel: Panel
 
     @property
     def n_series(self) -> int:
@@ -118,7 +118,7 @@ class Steps:
     values : ndarray of shape (C, total)
         New steps of all series, one series after the other.
     static : ndarray of shape (n, ...)
-    panel : Panel or None
+    panel : Panel
         The ``panel`` of the extended history.
     """
 
@@ -126,13 +126,13 @@ class Steps:
     lengths: np.ndarray
     values: np.ndarray
     static: np.ndarray
-    panel: Panel | None = None
+    panel: Panel
 
 
 def start_history(
     models: Sequence[nn.Module],
     windows: PanelWindows,
-    panel: Panel | None,
+    panel: Panel,
 ) -> History:
     """Run the networks through all series from the first step; return the history at the end."""
     lengths = windows.source.lengths
@@ -142,10 +142,8 @@ def start_history(
     static = windows.static
     if static is None:
         static = np.zeros((n, 0))
-    ids_and_times = panel
-    if panel is not None:
-        # without the values, the end of which is in the tail
-        ids_and_times = replace(panel, values={}, static={})
+    # without the values, the end of which is in the tail
+    ids_and_times = replace(panel, values={}, static={})
     tail = _last_values(windows, lengths, windows.features.lookback + 1)
     return History(tail, lengths, static, states, ids_and_times)
 

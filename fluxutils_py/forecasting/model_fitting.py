@@ -23,7 +23,6 @@ from fluxutils_py.estimator.estimator_settings import as_callbacks
 from fluxutils_py.estimator.fit_data import FitRequest, ValidationData
 from fluxutils_py.estimator.fitting import run_fit
 from fluxutils_py.estimator.minibatch_size import whole_batchsize
-from fluxutils_py.forecasting.calendar_features import calendar_names
 from fluxutils_py.forecasting.correction import Correction
 from fluxutils_py.forecasting.correction_choice import learn_correction
 from fluxutils_py.forecasting.covariates import Covariates
@@ -41,14 +40,12 @@ from fluxutils_py.forecasting.feature_choice import (
 )
 from fluxutils_py.forecasting.fit_options import (
     FitOptions,
-    Weights,
     equal_weights,
     target_weights,
     training_part,
 )
 from fluxutils_py.forecasting.fitted_forecaster import (
     FittedForecaster,
-    array_shape,
     warn_little_learnt,
     warn_long_horizon,
     warn_short_series,
@@ -71,15 +68,13 @@ from fluxutils_py.forecasting.network_choice import (
 from fluxutils_py.forecasting.network_size import SizedSettings, with_size
 from fluxutils_py.forecasting.origin_windows import OriginArray, Origins
 from fluxutils_py.forecasting.panel_windows import (
-    ArrayFNT,
-    ArraySource,
     PackedSeries,
     PanelWindows,
     WindowArray,
 )
 from fluxutils_py.forecasting.segment_model import SegmentModel, segment_length
 from fluxutils_py.frames.frequency import Frequency
-from fluxutils_py.frames.panel import Panel, panel_of
+from fluxutils_py.frames.panel import Panel
 from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.reporting.progress import say_stage
@@ -104,7 +99,7 @@ class Fit(NamedTuple):
     Attributes
     ----------
     fitted : FittedForecaster
-    frequency : Frequency or None
+    frequency : Frequency
     loss : str or callable
         The loss of the point forecast, chosen if it was "auto".
     loss_curve, validation_loss_curve : list of float
@@ -112,41 +107,39 @@ class Fit(NamedTuple):
     network_errors : dict of str to float
         Error of each kind of network on the end of the training part, relative to that of the
         seasonal naive forecast; empty if there was no choice.
-    shape : tuple or None
-        Numbers of features and series of an array.
     origin : History, or windows and panel
         The ends of the series, or the arguments from which ``start_history`` computes them.
     """
 
     fitted: FittedForecaster
-    frequency: Frequency | None
+    frequency: Frequency
     loss: Any
     loss_curve: list[float]
     validation_loss_curve: list[float]
     network_errors: dict[str, float]
-    shape: tuple[int, int] | None
-    origin: History | tuple[PanelWindows, Panel | None]
+    origin: History | tuple[PanelWindows, Panel]
 
 
 def fit_panel(
     settings: ForecasterSettings,
     ranks: RankGroup,
-    series: Panel | ArrayFNT,
+    panel: Panel,
     options: FitOptions = NO_OPTIONS,
 ) -> Fit:
-    """Choose features and train networks on a panel, or on an array, which all ranks have."""
-    require_same_series(ranks, series)
+    """Choose features and train networks on a panel, which all ranks have."""
+    require_same_series(ranks, panel)
+    _require_two_steps(panel)
     # all that is chosen or learnt is so from this part alone
-    training = training_part(series, options.val_size)
+    training = training_part(panel, options.val_size)
     fitted = options.start or choose_inputs(settings, training)
     loss = settings.loss
     if loss == "auto":
         loss = "smape" if fitted.features.log else "mae"
-    lengths = _lengths(training)
+    lengths = training.lengths
     start = () if options.start is None else options.start.models
     sized = with_size(settings, int(lengths.sum()), start)
     sized.callbacks = [*as_callbacks(settings.callbacks), *hooks_of(settings)]
-    candidates = _candidates(settings, fitted, training, series, options)
+    candidates = _candidates(settings, fitted, training, panel, options)
     chosen = _choose_network(sized, candidates, loss, ranks)
     data = chosen.data
     est = fit_models(sized, data, loss, ranks, start)
@@ -162,40 +155,26 @@ def fit_panel(
     n_models = len(fitted.models)
     loss_curve = [value / n_models for value in est.loss_curve_]
     validation_loss_curve = [value / n_models for value in est.validation_loss_curve_]
-    panel = panel_of(series)
     warn_long_horizon(fitted.h, lengths)
-    warn_short_series(fitted.features.season, lengths, panel_of(training))
+    warn_short_series(fitted.features.season, lengths, training.ids)
     warn_little_learnt(correction, int(sized.max_steps))
     return Fit(
         fitted,
-        None if panel is None else panel.frequency,
+        panel.frequency,
         loss,
         loss_curve,
         validation_loss_curve,
         chosen.errors,
-        array_shape(series),
         (replace(data.whole, correction=correction), panel),
     )
 
 
-def _lengths(series: Panel | ArrayFNT) -> np.ndarray:
-    return series.lengths if isinstance(series, Panel) else ArraySource(series).lengths
-
-
-def choose_inputs(settings: ForecasterSettings, series: Panel | ArrayFNT) -> FittedForecaster:
+def choose_inputs(settings: ForecasterSettings, panel: Panel) -> FittedForecaster:
     """Return a forecaster without networks: features, and the conversion of covariates."""
-    covariates = Covariates()
-    frequency = None
-    source: PackedSeries | ArraySource
-    from_time = calendar_names(settings.calendar, panel_of(series))
-    if isinstance(series, Panel):
-        covariates = Covariates.of(series, columns_of(settings), from_time)
-        frequency = series.frequency
-        source = PackedSeries(series.values[settings.target_col][None], series.lengths)
-    else:
-        source = ArraySource(series)
+    covariates = Covariates.of(panel, columns_of(settings))
+    source = PackedSeries(panel.values[settings.target_col][None], panel.lengths)
     if settings.season_length is None:
-        season = season_within(usual_season(frequency), int(source.lengths.max()))
+        season = season_within(usual_season(panel.frequency), int(source.lengths.max()))
         if season == 1 and (found := find_season(source)) is not None:
             warn(
                 f"season_length is 1, since the times do not say how long a season is, but the "
@@ -207,9 +186,9 @@ def choose_inputs(settings: ForecasterSettings, series: Panel | ArrayFNT) -> Fit
     transform = settings.transform
     if transform == "auto" and settings.loss == "mse":
         transform = "none"  # the mean of logarithms is not the logarithm of the mean
-    h, panel = int(settings.h), panel_of(series)
+    h = int(settings.h)
     features = choose_features(
-        source, h, season, settings.lag, settings.input_size, transform, panel
+        source, h, season, settings.lag, settings.input_size, transform, panel.ids
     )
     loss = settings.loss
     # these losses compare values, for which they add the seasonal naive forecast
@@ -230,7 +209,7 @@ class LearningData:
         Of the training part.
     whole : PanelWindows
         Of the whole series.
-    weights : Weights or None
+    weights : PackedSeries or None
         Of the targets, see ``target_weights``.
     validation : ValidationData or None
         Inputs and targets of the whole series, with targets only in the part that is held out.
@@ -239,28 +218,28 @@ class LearningData:
     fitted: FittedForecaster
     windows: PanelWindows
     whole: PanelWindows
-    weights: Weights | None = None
+    weights: PackedSeries | None = None
     validation: ValidationData | None = None
 
     @classmethod
     def of(
         cls,
         fitted: FittedForecaster,
-        training: Panel | ArrayFNT,
-        series: Panel | ArrayFNT,
+        training: Panel,
+        panel: Panel,
         options: FitOptions,
     ) -> LearningData:
         windows = fitted.windows(training)
-        weights = target_weights(training, options)
+        weights = target_weights(training)
         if not options.val_size:
             return cls(fitted, windows, windows, weights)
-        of_all = target_weights(series, replace(options, half_life=None))
+        of_all = target_weights(panel)
         # both or none: they are channels of the targets
         if weights is not None and of_all is None:
-            of_all = equal_weights(series)
+            of_all = equal_weights(panel)
         if of_all is not None and weights is None:
             weights = equal_weights(training)
-        whole = fitted.windows(series)
+        whole = fitted.windows(panel)
         lengths = whole.source.lengths
         # the first forecast that is validated is that at the end of the training part
         first = np.maximum(lengths - options.val_size - 1, 0)
@@ -279,12 +258,12 @@ class LearningData:
 def _candidates(
     settings: ForecasterSettings,
     fitted: FittedForecaster,
-    training: Panel | ArrayFNT,
-    series: Panel | ArrayFNT,
+    training: Panel,
+    panel: Panel,
     options: FitOptions,
 ) -> list[LearningData]:
     """Return what each kind of network that can be used learns from."""
-    data = LearningData.of(fitted, training, series, options)
+    data = LearningData.of(fitted, training, panel, options)
     source = data.windows.source
     is_weighted = data.weights is not None or data.validation is not None
     asked = settings.network if options.start is None else fitted.network
@@ -292,7 +271,7 @@ def _candidates(
     for kind in candidate_networks(settings, asked, source, fitted, is_weighted):
         if kind != fitted.network:
             other = with_network(fitted, kind, source.lengths)
-            candidates.append(LearningData.of(other, training, series, options))
+            candidates.append(LearningData.of(other, training, panel, options))
         else:
             candidates.append(data)
     return candidates
@@ -460,38 +439,43 @@ def warmup_of(windows: PanelWindows) -> np.ndarray:
     return np.minimum(windows.features.lag, lengths // 4)
 
 
-def require_same_series(ranks: RankGroup, series: Panel | ArrayFNT) -> None:
+def require_same_series(ranks: RankGroup, panel: Panel) -> None:
     """Raise :class:`RankError` on every rank unless all have the same series, before anything is
     chosen by them.
     """
     if ranks.is_single:
         return
     try:
-        ranks.require_equal(_traits(series))
+        ranks.require_equal(_traits(panel))
     except RankError as error:
         raise RankError(
             f"{error}. A forecaster has no sharded=True, since what it chooses depends on all "
-            "series (transform, lags, scales): give all of them on every rank, such as an array "
-            "(F, N, T) that maps a file, or set comm=None to fit a separate forecaster on each "
-            "rank"
+            "series (transform, lags, scales): give all of them on every rank, or set comm=None to "
+            "fit a separate forecaster on each rank"
         ) from None
 
 
-def _traits(series: Panel | ArrayFNT) -> dict[str, object]:
-    if isinstance(series, Panel):
-        return {
-            "the number of series": series.n_series,
-            "the ids of the series (digest)": digest_arrays(series.ids.astype(str)),
-            "the times of the series (digest)": digest_arrays(series.first, series.lengths),
-            "the frequency": series.frequency.text,
-            "the values of the series (digest)": _digest_columns(series.values),
-            "the static covariates (digest)": _digest_columns(series.static),
-        }
-    # not the values: the array may be larger than memory
+def _require_two_steps(panel: Panel) -> None:
+    """Raise DataError if no series has two steps."""
+    if panel.lengths.max() >= 2:
+        return
+    came = ""
+    if panel.shape is not None:
+        came = f"; the array has shape (F, N, T) = {(*panel.shape, int(panel.lengths[0]))}"
+        if panel.n_series > 1:
+            came += ", T steps of N series: transpose it if the steps come first, as with "
+            came += "df.transpose(2, 1, 0)"
+    raise DataError(f"there is nothing to learn from: no series has two steps{came}")
+
+
+def _traits(panel: Panel) -> dict[str, object]:
     return {
-        "the shape of the array": tuple(series.shape),
-        "its type": series.dtype,
-        "whether it is in memory": type(series) is np.ndarray,
+        "the number of series": panel.n_series,
+        "the ids of the series (digest)": digest_arrays(panel.ids.astype(str)),
+        "the times of the series (digest)": digest_arrays(panel.first, panel.lengths),
+        "the frequency": panel.frequency.text,
+        "the values of the series (digest)": _digest_columns(panel.values),
+        "the static covariates (digest)": _digest_columns(panel.static),
     }
 
 
@@ -514,23 +498,9 @@ def fit_models(
 
     All networks train on the same windows: cutting these takes a third of the time of one network's
     step. They make at most ``most_updates``.
-
-    Raises
-    ------
-    DataError
-        If no series has two steps.
     """
     windows = data.windows
     lengths = windows.source.lengths
-    if lengths.max() < 2:
-        came = ""
-        source = windows.source
-        if isinstance(source, ArraySource):
-            came = f"; the array has shape (F, N, T) = {tuple(map(int, source.array.shape))}"
-            if source.n_series > 1:
-                came += ", T steps of N series: transpose it if the steps come first, as with "
-                came += "df.transpose(2, 1, 0)"
-        raise DataError(f"there is nothing to learn from: no series has two steps{came}")
     features = windows.features
     n_models = int(settings.n_models)
     criterion = ForecastLoss(loss, features.h, sorted_quantiles(settings), features.log)
@@ -552,7 +522,6 @@ def fit_models(
         passes.spec(settings, data, most_updates),
         comm=ranks,
         scaling=settings.scaling,
-        n_jobs=settings.n_jobs,
         device=settings.device,
         callbacks=callbacks,
         random_state=settings.random_state,
@@ -624,13 +593,14 @@ class Passes(NamedTuple):
             patience=patience,
             batchsize=self.batchsize,
             seqsize=self.seqsize,
-            # in a file, neighbouring series are read together; origins lie apart in any case
-            shuffle=data.windows.source.in_memory or data.fitted.network == SEGMENTS,
+            shuffle=True,
             # bounds the joint norm of all networks' gradients
             clip=math.sqrt(settings.n_models),
             # one more step than there are: the scheduler raises an error after its last one
-            scheduler=partial(OneCycleLR, max_lr=float(settings.lr), total_steps=n_updates + 1),
-            schedule_every="step",
+            lr_schedule=(
+                "step",
+                partial(OneCycleLR, max_lr=float(settings.lr), total_steps=n_updates + 1),
+            ),
         )
 
 

@@ -18,7 +18,7 @@ from fluxutils_py.forecasting.forecaster_settings import (
     recurrent_settings,
 )
 from fluxutils_py.forecasting.held_out_end import HeldOutEnd
-from fluxutils_py.forecasting.panel_windows import ArraySource, PackedSeries
+from fluxutils_py.forecasting.panel_windows import PackedSeries
 from fluxutils_py.forecasting.segment_model import LEAST_SEGMENTS, SegmentSizes
 from fluxutils_py.parallel import RankGroup
 
@@ -49,7 +49,7 @@ def _segment_sizes(features: Features, lengths: np.ndarray) -> SegmentSizes:
 def candidate_networks(
     settings: ForecasterSettings,
     asked: str,
-    source: PackedSeries | ArraySource,
+    source: PackedSeries,
     fitted: FittedForecaster,
     is_weighted: bool,
 ) -> list[str]:
@@ -73,7 +73,6 @@ def candidate_networks(
     if (
         has_covariates
         or is_weighted
-        or not source.in_memory  # origins lie apart: each would be a read of a file
         or recurrent_settings(settings)
         or _segment_sizes(features, source.lengths).n_past < LEAST_SEGMENTS
         or source.lengths.sum() < LEAST_STEPS
@@ -88,8 +87,7 @@ def _require_plain_series(has_covariates: bool) -> None:
     if has_covariates:
         raise DataError(
             "network='segments' reads the last values alone, and there are covariates; leave out "
-            "hist_exog_list, futr_exog_list, stat_exog_list and calendar, or set "
-            "network='recurrent'"
+            "hist_exog_list, futr_exog_list and stat_exog_list, or set network='recurrent'"
         )
 
 

@@ -8,7 +8,6 @@ from fluxutils_py.data.arrays import DuckArray
 from fluxutils_py.data.indexing import Index
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.forecasting.panel_windows import (
-    ArraySource,
     PackedSeries,
     PanelWindows,
     with_weights,
@@ -65,7 +64,7 @@ class OriginArray(DuckArray):
     panel : PanelWindows
     origins : Origins
     content : "inputs" or "targets"
-    weights : PackedSeries or ArraySource, optional
+    weights : PackedSeries, optional
         As of :class:`WindowArray`.
     """
 
@@ -74,7 +73,7 @@ class OriginArray(DuckArray):
         panel: PanelWindows,
         origins: Origins,
         content: str,
-        weights: PackedSeries | ArraySource | None = None,
+        weights: PackedSeries | None = None,
     ) -> None:
         self.panel = panel
         self.weights = weights
@@ -85,7 +84,7 @@ class OriginArray(DuckArray):
             size = panel.features.h if weights is None else 2 * panel.features.h
         self.shape = (size, origins.n, 1)
         self.dtype = np.dtype(np.float32)
-        self.nonblocking = panel.source.in_memory
+        self.nonblocking = True
 
     def read_segments(self, rows: Segments, start: int, stop: int) -> np.ndarray:
         """Return the only step of the given rows: (1, B, F)."""

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from fluxutils_py.errors import DataError, ShapeError, warn
-from fluxutils_py.forecasting.calendar_features import calendar_values
+from fluxutils_py.errors import DataError, warn
 from fluxutils_py.forecasting.covariates import Covariate
 from fluxutils_py.forecasting.features import Features
-from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster, array_shape
+from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster
 from fluxutils_py.forecasting.forecaster_settings import sorted_quantiles
 from fluxutils_py.forecasting.history import History, Steps, forecasts
-from fluxutils_py.forecasting.panel_windows import ArrayFNT
 from fluxutils_py.frames.frames import Frame, make_frame
 from fluxutils_py.frames.panel import (
     Panel,
     read_static,
     read_steps,
-    series_name,
     series_numbers,
 )
 from fluxutils_py.validation import check_integer
@@ -49,7 +47,7 @@ def forecast_values(
     if len(unknown):
         warn(
             f"{len(unknown)} series have no value in their last {features.memory} steps (the "
-            f"first is {series_name(history.panel, unknown[0])}): their forecasts are missing"
+            f"first is {history.panel.ids[unknown[0]]!r}): their forecasts are missing"
         )
     return values
 
@@ -71,7 +69,7 @@ def _warn_small_series(features: Features, history: History) -> None:
         unit = " in logarithms" if features.log else ""
         warn(
             f"{len(small)} series change too little to be forecast together with the others: the "
-            f"first is {series_name(history.panel, small[0])}, whose last {features.memory} steps "
+            f"first is {history.panel.ids[small[0]]!r}, whose last {features.memory} steps "
             f"span {spread[small[0]]:.2g}{unit}, and the typical change in fit was "
             f"{features.unit:.2g}. Scale each series, or fit those of such different size "
             "separately"
@@ -121,9 +119,7 @@ def _continued(
     values = np.full((len(history.tail), n, h), np.nan)
     values[0] = forecasts[:, median]
     values[len(values) - len(ahead) :] = ahead
-    panel = history.panel
-    if panel is not None:
-        panel = replace(panel, lengths=panel.lengths + h)
+    panel = replace(history.panel, lengths=history.panel.lengths + h)
     lengths = np.full(n, h)
     steps = Steps(np.arange(n), lengths, values.reshape(len(values), -1), history.static, panel)
     return history.extended(fitted.models, steps, fitted.tail_windows)
@@ -151,33 +147,32 @@ def forecast_any(
 
 def forecast_frame(
     fitted: FittedForecaster,
-    history: History,
-    shape: tuple[int, int] | None,
+    panel: Panel,
     values: np.ndarray,
+    outputs: Mapping[str, int],
 ) -> Any:
-    """Return forecasts (N, 1 + quantiles, h) as ``Forecaster.predict`` does; ``shape`` as from
-    :func:`array_shape`.
+    """Return forecasts (N, 1 + quantiles, h) after the ends of a panel as ``Forecaster.predict``
+    does; ``outputs`` as from :func:`output_columns`.
     """
     # an array comes back in the form in which it was given
-    if shape is not None:
-        arrays = {name: values[:, i].reshape(*shape, -1) for i, name in enumerate(fitted.names)}
-        return arrays if fitted.n_quantiles else arrays[fitted.names[0]]
-    panel = require_panel(history)
+    if panel.shape is not None:
+        arrays = {name: values[:, i].reshape(*panel.shape, -1) for name, i in outputs.items()}
+        return arrays if len(arrays) > 1 else arrays[fitted.names[0]]
     columns = key_columns(fitted, panel, values.shape[2])
-    columns |= {name: values[:, i].ravel() for i, name in enumerate(fitted.names)}
+    columns |= {name: values[:, i].ravel() for name, i in outputs.items()}
     return make_frame(columns, panel.types, panel.backend)
 
 
 def future_frame(fitted: FittedForecaster, history: History, h: int | None = None) -> Any:
     """Implement ``Forecaster.make_future_dataframe``."""
-    panel = require_panel(history)
+    panel = require_frame(history)
     h = check_integer("h", h, 1, optional=True) or fitted.h
     return make_frame(key_columns(fitted, panel, h), panel.types, panel.backend)
 
 
-def require_panel(history: History) -> Panel:
+def require_frame(history: History) -> Panel:
     """Return the ids and times of the stored series; DataError if they came as an array."""
-    if history.panel is None:
+    if history.panel.shape is not None:
         raise DataError("the forecaster was fitted on an array, whose series have no ids and times")
     return history.panel
 
@@ -241,8 +236,8 @@ def future_covariates(
     DataError
         If a row or a value is missing. The message names it.
     """
-    covariates = [c.name for c in fitted.covariates.futr if not c.from_time]
-    channels = _calendar_ahead(fitted, history, h)
+    covariates = [c.name for c in fitted.covariates.futr]
+    channels = np.zeros((len(covariates), history.n_series, h))
     if not covariates:
         if futr_df is not None:
             raise DataError("futr_df is given, but futr_exog_list names no covariates")
@@ -253,34 +248,13 @@ def future_covariates(
             f"the {h} times that are forecast, predict(futr_df=...); make_future_dataframe() has "
             "the rows"
         )
-    panel = require_panel(history)
+    panel = require_frame(history)
     frame = Frame(futr_df, "futr_df")
     frame.require(fitted.columns.arguments(target=False, hist=False))
     ahead = _rows_ahead(fitted, frame, panel, h)
     # rows of other series and times are no error: a calendar covers more than is asked for
     _require_all_rows(fitted, panel, ahead, h)
     _fill_covariates(channels, fitted.covariates.futr, frame, ahead)
-    return channels
-
-
-def _calendar_ahead(
-    fitted: FittedForecaster,
-    history: History,
-    h: int,
-) -> np.ndarray:
-    """Return the channels of covariates known ahead, (C, N, h), of which those of the calendar are
-    filled in; the others are 0.
-    """
-    covariates = fitted.covariates.futr
-    n = history.n_series
-    channels = np.zeros((len(covariates), n, h))
-    for channel, covariate in zip(channels, covariates, strict=True):
-        if covariate.from_time:
-            panel = require_panel(history)
-            series = np.repeat(np.arange(n), h)
-            steps = panel.lengths[series] + np.tile(np.arange(h), n)
-            values = calendar_values(panel, series, steps, covariate.name)
-            channel[:] = values.reshape(n, h)
     return channels
 
 
@@ -311,9 +285,8 @@ def _fill_covariates(
 ) -> None:
     """Write the values of a frame to the channels (C, N, h) of covariates known ahead."""
     for channel, covariate in zip(channels, covariates, strict=True):
-        if not covariate.from_time:
-            values = covariate.channel(frame.values(covariate.name))
-            channel[ahead.series, ahead.step] = values[ahead.rows]
+        values = covariate.channel(frame.values(covariate.name))
+        channel[ahead.series, ahead.step] = values[ahead.rows]
 
 
 def score_forecasts(
@@ -322,7 +295,7 @@ def score_forecasts(
     df: object,
 ) -> float:
     """Implement ``Forecaster.score``."""
-    panel = require_panel(history)
+    panel = require_frame(history)
     frame = Frame(df, "df")
     frame.require(fitted.columns.arguments(hist=False))
     # a missing truth cannot be scored
@@ -334,7 +307,7 @@ def score_forecasts(
             "forecaster was fitted on, to score"
         )
     # 0 where there is no row: these steps are not scored
-    channels = _calendar_ahead(fitted, history, fitted.h)
+    channels = np.zeros((len(fitted.covariates.futr), history.n_series, fitted.h))
     _fill_covariates(channels, fitted.covariates.futr, frame, ahead)
     values = forecast_values(fitted, history, channels)[ahead.series, 0, ahead.step]
     scale = _typical_changes(history.tail[0], fitted.features.season)
@@ -365,7 +338,7 @@ def require_same_static(
     """
     if not fitted.covariates.stat:
         return
-    stored = require_panel(history).ids
+    stored = require_frame(history).ids
     if static_df is not None:  # it may also have series of which df has no row
         has_row, static = read_static(static_df, fitted.columns, stored)
         panel = replace(panel, ids=stored[has_row], static=static)
@@ -397,14 +370,15 @@ def further_steps(
     df: object,
 ) -> Steps:
     """Convert a panel, as read from ``df``, to steps after the end of a forecaster's series."""
-    old = require_panel(history)
+    old = history.panel
     # new series follow the stored ones, in the order of their ids
     series = series_numbers(panel.ids, old.ids)
     new = series < 0
     series[new] = old.n_series + np.arange(int(new.sum()))
     gap = np.zeros(panel.n_series, int)
     gap[~new] = _gaps(fitted, old, panel, series, ~new)
-    _require_near(fitted, df, old)
+    if old.shape is None:  # an array has no gaps
+        _require_near(fitted, df, old)
     # the steps of a gap count, as missing values
     lengths = gap + panel.lengths
     ends = np.concatenate([old.lengths, np.zeros(int(new.sum()), int)])
@@ -416,7 +390,6 @@ def further_steps(
         lengths=ends,
     )
     values = _values_after_gaps(fitted, panel, lengths)
-    _fill_calendar(values, fitted, extended, series, lengths)
     return Steps(series, lengths, values, fitted.covariates.static(panel), extended)
 
 
@@ -500,39 +473,3 @@ def _values_after_gaps(
     longer = replace(panel, lengths=lengths)
     out[:, longer.positions(lengths - panel.lengths, lengths)] = values
     return out
-
-
-def _fill_calendar(
-    values: np.ndarray,
-    fitted: FittedForecaster,
-    extended: Panel,
-    series: np.ndarray,
-    lengths: np.ndarray,
-) -> None:
-    """Write the covariates of the calendar at the last ``lengths[n]`` steps of some series of a
-    panel; they are known in a gap too.
-    """
-    covariates = fitted.covariates.futr
-    number = np.repeat(series, lengths)
-    within = np.arange(len(number)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    steps = np.repeat(extended.lengths[series] - lengths, lengths) + within
-    for channel, covariate in zip(values[len(values) - len(covariates) :], covariates, strict=True):
-        if covariate.from_time:
-            channel[:] = calendar_values(extended, number, steps, covariate.name)
-
-
-def array_steps(
-    history: History,
-    array: ArrayFNT,
-    shape: tuple[int, int] | None,
-) -> Steps:
-    """Convert an array (F, N, T) to the next steps of all series; ``shape`` is that of ``fit``."""
-    if array_shape(array) != shape:
-        raise ShapeError(
-            f"df has shape {tuple(array.shape)}; expected (F, N, T) with {shape} features and "
-            "series"
-        )
-    n = history.n_series
-    length = int(array.shape[2])
-    values = np.asarray(array[:, :, :], np.float64).reshape(1, -1)
-    return Steps(np.arange(n), np.full(n, length), values, history.static)

@@ -6,31 +6,18 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import islice, product
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from fluxutils_py.data.arrays import DuckArray, plain_block
+from fluxutils_py.data.arrays import DuckArray
 from fluxutils_py.data.indexing import Index
 from fluxutils_py.data.segments import Segments
-from fluxutils_py.errors import DataError
 from fluxutils_py.forecasting.correction import Correction
 from fluxutils_py.forecasting.features import Features, Past
 
 T = TypeVar("T")
-
-
-class ArrayFNT(Protocol):
-    """An array of shape (F, N, T) that can be sliced: of NumPy, h5py, a memory map, ..."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def dtype(self) -> Any: ...
-
-    def __getitem__(self, index: Any, /) -> Any: ...
 
 
 class PackedSeries:
@@ -50,8 +37,6 @@ class PackedSeries:
     is_complete : bool
         Whether the first channel has a value at every step.
     """
-
-    in_memory = True
 
     def __init__(self, values: np.ndarray, lengths: np.ndarray) -> None:
         self.values = values
@@ -91,84 +76,6 @@ class PackedSeries:
         if outside.any():
             out[:, outside] = np.nan
         return out
-
-
-class ArraySource:
-    """An (F, N, T) array as ``F * N`` series: feature ``f`` of series ``n`` is series ``f * N +
-    n``.
-
-    Parameters
-    ----------
-    array : array of shape (F, N, T)
-        A NumPy array, a memory map, an h5py dataset, or any object that can be sliced. Reads only
-        what is cut.
-    """
-
-    is_complete = False  # unknown before all of it is read
-
-    def __init__(self, array: ArrayFNT) -> None:
-        self.array = array
-        n_features, n_series, n_steps = map(int, array.shape)
-        self.n_per_feature = n_series
-        self.n_steps = n_steps
-        self.n_series = n_features * n_series
-        self.lengths = np.full(self.n_series, self.n_steps)
-        self.in_memory = type(array) is np.ndarray
-
-    def until(self, lengths: np.ndarray) -> ArraySource:
-        """Return the first steps of all series, which are equally many, of the same array."""
-        part = copy(self)
-        part.lengths = lengths
-        part.n_steps = int(lengths[0])
-        return part
-
-    def cut(
-        self,
-        series: np.ndarray,
-        start: np.ndarray,
-        n_steps: int,
-    ) -> np.ndarray:
-        """Like :meth:`PackedSeries.cut`; reads neighbouring series with equal starts at once.
-
-        Raises
-        ------
-        DataError
-            If a value is infinite. The message names feature, series and step.
-        """
-        out = np.full((1, len(series), n_steps), np.nan)
-        # neighbouring series are one read: each costs much more than its values in a file
-        feature, n = np.divmod(series, self.n_per_feature)
-        same = (np.diff(feature) == 0) & (np.diff(start) == 0)
-        ends = np.flatnonzero(~same | (np.diff(series) != 1)) + 1
-        for run in np.split(np.arange(len(series)), ends):
-            # integers of Python, with which every kind of array can be indexed
-            f, top, first = (int(v[run[0]]) for v in (feature, n, start))
-            begin = max(first, 0)
-            stop = min(first + n_steps, self.n_steps)
-            if begin < stop:
-                rows = slice(top, top + len(run))
-                block = plain_block(self.array[f : f + 1, rows, begin:stop])
-                _refuse_infinite(block, f, top, begin)
-                out[:, run, begin - first : stop - first] = block
-        return out
-
-
-def _refuse_infinite(
-    block: np.ndarray,
-    feature: int,
-    series: int,
-    step: int,
-) -> None:
-    """Raise DataError if a block (1, N, T), cut from this feature, series and step on, holds an
-    infinite value.
-    """
-    bad = np.isinf(block)
-    if bad.any():
-        _, n, t = (int(i) for i in np.argwhere(bad)[0])
-        raise DataError(
-            f"the array is {block[0, n, t]} at [{feature}, {series + n}, {step + t}] (feature, "
-            "series, step); correct it, or set NaN"
-        )
 
 
 @dataclass(frozen=True)
@@ -289,7 +196,7 @@ class PanelWindows:
 
     Parameters
     ----------
-    source : PackedSeries or ArraySource
+    source : PackedSeries
         The series: channel 0 is the target in its original units, the others are the past
         covariates.
     features : Features
@@ -304,7 +211,7 @@ class PanelWindows:
     Covariates are scaled numbers, followed by codes of categories.
     """
 
-    source: PackedSeries | ArraySource
+    source: PackedSeries
     features: Features
     channels: Channels
     static: np.ndarray | None = None
@@ -426,7 +333,7 @@ class PanelWindows:
 
 def with_weights(
     targets: np.ndarray,
-    weights: PackedSeries | ArraySource,
+    weights: PackedSeries,
     series: np.ndarray,
     first: np.ndarray,
 ) -> np.ndarray:
@@ -454,7 +361,7 @@ class WindowArray(DuckArray):
         First step of each series with targets; earlier targets are NaN.
     n_steps : int, optional
         T. By default the length of the longest series.
-    weights : PackedSeries or ArraySource, optional
+    weights : PackedSeries, optional
         Weight of each value as a target. The h weights of the targets follow them; both are NaN
         where a weight is 0, so that such values have no part in the loss.
     """
@@ -465,7 +372,7 @@ class WindowArray(DuckArray):
         content: str,
         warmup: np.ndarray | None = None,
         n_steps: int | None = None,
-        weights: PackedSeries | ArraySource | None = None,
+        weights: PackedSeries | None = None,
     ) -> None:
         self.panel = panel
         self.weights = weights
@@ -479,8 +386,7 @@ class WindowArray(DuckArray):
             n_steps = longest
         self.shape = (size, panel.n_series, n_steps)
         self.dtype = np.dtype(np.float32)
-        # a read of a file may block, and is then done ahead, in a thread
-        self.nonblocking = panel.source.in_memory
+        self.nonblocking = True
 
     def read_segments(
         self,

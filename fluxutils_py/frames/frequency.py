@@ -5,12 +5,9 @@ from __future__ import annotations
 import re
 import warnings
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
 
 import numpy as np
 
-from fluxutils_py.errors import DataError
 from fluxutils_py.frames.frames import require
 
 POLARS = re.compile(r"(\d*)(ns|us|ms|s|m|h|d|w|mo|q|y)")
@@ -41,8 +38,6 @@ SUPPORTED = (
     "an integer for integer times, or an alias of pandas such as 'h', '15min', 'D', 'W', 'MS', "
     "'ME', 'QS', 'B'"
 )
-LEAST_TIMES = 1000  # of an offset of pandas, from the last time of the data on
-LAST_YEAR = 2261  # of dates in nanoseconds
 
 
 @dataclass(frozen=True)
@@ -51,42 +46,27 @@ class Frequency:
 
     Attributes
     ----------
-    kind : "integer", "elapsed", "days", "months", "business" or "grid"
+    kind : "integer", "elapsed", "days", "months" or "business"
         Kind of step: a number for integer times, elapsed time (hours and less, unaffected by clock
-        changes), calendar days, months, business days, or from each of ``times`` to the next.
+        changes), calendar days, months, or business days.
     size : int
         Size of the step, in this order: integers, nanoseconds, nanoseconds (whole days), months,
-        business days; 1.
+        business days.
     at : "start", "end" or "same"
         Day in the month, for the kind "months": the first, the last, or that of the first time.
     text : str
         Name in error messages, such as the alias of pandas.
-    times : tuple of int
-        All times of a "grid", past and future, in increasing order: such as those at which an
-        exchange is open.
     """
 
     kind: str
     size: int
     at: str = "same"
     text: str = ""
-    times: tuple[int, ...] = ()
 
     @property
     def is_local(self) -> bool:
         """Whether steps follow the calendar of the time zone."""
-        return self.kind in ("days", "months", "business", "grid")
-
-    @cached_property
-    def grid(self) -> np.ndarray:
-        """``times`` as an array."""
-        return np.array(self.times, np.int64)
-
-    @property
-    def times_per_day(self) -> int:
-        """The usual number of ``times`` in a day that has any."""
-        _, counts = np.unique(self.grid // DAY, return_counts=True)
-        return int(np.median(counts))
+        return self.kind in ("days", "months", "business")
 
     def steps_between(self, first: np.ndarray, times: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the number of steps from ``first`` to ``times``, and a mask of where that number
@@ -98,9 +78,6 @@ class Frequency:
         if self.kind in ("integer", "elapsed", "days"):
             steps, rest = np.divmod(times - first, self.size)
             return steps, rest == 0
-        if self.kind == "grid":
-            steps = np.searchsorted(self.grid, times) - np.searchsorted(self.grid, first)
-            return steps, ~(self.is_outside(first) | self.is_outside(times))
         if self.kind == "business":
             distance = np.busday_count(_to_days(first), _to_days(times))
         else:
@@ -110,23 +87,13 @@ class Frequency:
         return steps, (rest == 0) & (self.add_steps(first, steps) == times)
 
     def is_outside(self, times: np.ndarray) -> np.ndarray:
-        """Return where times are none of the calendar: on weekends for business days, or not in
-        the grid; nowhere for other kinds.
-        """
-        if self.kind == "grid":
-            return ~np.isin(times, self.grid)
+        """Return where times are on weekends, for business days; nowhere for other kinds."""
         if self.kind != "business":
             return np.zeros(len(times), bool)
         return ~np.is_busday(_to_days(times))
 
     def outside_remedy(self) -> str:
         """Return the end of an error for a time that :meth:`is_outside`."""
-        if self.kind == "grid":
-            last = self.grid[-1].astype("M8[ns]").astype("M8[s]")
-            return (
-                f", which is none of the times of freq={self.text!r} (the last one is {last}); "
-                "correct it, or give all times as freq, such as a DatetimeIndex"
-            )
         return (
             f", on a weekend, and freq={self.text!r} has business days only; leave the row out, or "
             "give freq='D'"
@@ -136,8 +103,6 @@ class Frequency:
         """Return the times ``steps`` steps after ``first``."""
         if self.kind in ("integer", "elapsed", "days"):
             return first + steps * self.size
-        if self.kind == "grid":
-            return self._grid_times(np.searchsorted(self.grid, first) + steps)
         day, clock = np.divmod(first, DAY)
         if self.kind == "business":
             # a weekend rolls to Monday, a different day: steps_between sees that it is off the grid
@@ -154,18 +119,6 @@ class Frequency:
             day_of_month = np.minimum(day_of_month, last_day)
         return (start + day_of_month) * DAY + clock
 
-    def _grid_times(self, at: np.ndarray) -> np.ndarray:
-        at = np.maximum(at, 0)
-        last = len(self.grid) - 1
-        missing = int(np.max(at, initial=0)) - last
-        if missing > 0:
-            raise DataError(
-                f"freq={self.text!r} knows times until "
-                f"{self.grid[-1].astype('M8[ns]').astype('M8[s]')}, and {missing} more are needed: "
-                "give all times as freq, future ones too, such as a DatetimeIndex"
-            )
-        return self.grid[at]
-
 
 # of one step of each class of offsets of pandas
 UNITS = {name: Frequency("elapsed", size) for name, size in NANOSECONDS.items()} | {
@@ -181,16 +134,8 @@ UNITS = {name: Frequency("elapsed", size) for name, size in NANOSECONDS.items()}
 }
 
 
-def parse_frequency(
-    freq: object,
-    integer: bool,
-    polars: bool,
-    local: np.ndarray | None = None,
-) -> Frequency:
+def parse_frequency(freq: object, integer: bool, polars: bool) -> Frequency:
     """Parse the ``freq`` of a user.
-
-    ``local`` are the times of the data in local time, for which those of an offset of pandas such
-    as "bh" are made.
 
     Raises
     ------
@@ -217,43 +162,10 @@ def parse_frequency(
     if name == "DateOffset" and set(offset.kwds) <= {"months", "years"} and offset.kwds:
         months = n * (offset.kwds.get("months", 0) + 12 * offset.kwds.get("years", 0))
         return Frequency("months", months, "same", str(freq))
-    if local is not None and len(local) and n >= 1:
-        return _grid_of_offset(offset, local)
-    raise ValueError(f"freq={freq!r} is not supported; give {SUPPORTED}")
-
-
-def _grid_of_offset(offset: Any, local: np.ndarray) -> Frequency:
-    """Return the times of an offset of pandas from the first of the data on, and half as many after
-    the last.
-    """
-    pandas = require("pandas")
-    first, last = (pandas.Timestamp(int(t)) for t in (local.min(), local.max()))
-    times = pandas.date_range(first, last, freq=offset)
-    n_further = max(LEAST_TIMES, len(times) // 2)
-    # in microseconds, which hold a thousand years too
-    further = pandas.date_range(last.as_unit("us"), periods=n_further, freq=offset)
-    further = further[further.year <= LAST_YEAR]
-    return grid_frequency(times.union(further), offset.freqstr)
-
-
-def grid_frequency(times: Any, text: str = "") -> Frequency:
-    """Return the frequency whose steps go from one of these local times to the next.
-
-    Raises
-    ------
-    ValueError
-        If they are no dates, or fewer than two.
-    """
-    pandas = require("pandas")
-    index = pandas.DatetimeIndex(times)
-    if index.tz is not None:
-        index = index.tz_localize(None)
-    index = index.dropna().unique().sort_values()
-    if len(index) < 2:
-        raise ValueError(f"freq must have two times or more, got {len(index)}")
-    values = index.astype("M8[ns]").astype(np.int64)
-    text = text or f"{len(index)} times from {index[0]} to {index[-1]}"
-    return Frequency("grid", 1, text=text, times=tuple(values.tolist()))
+    raise ValueError(
+        f"freq={freq!r} is not supported; give {SUPPORTED}; or number the times, in a column of "
+        "integers"
+    )
 
 
 def _parse_integer(freq: int | np.integer, integer: bool) -> Frequency:
@@ -365,9 +277,8 @@ def _infer_months(usual: int, times: np.ndarray, series: np.ndarray) -> Frequenc
 
 
 def _infer_offset(times: np.ndarray, series: np.ndarray) -> Frequency | None:
-    """Return what pandas infers from the longest series, such as business days or the last business
-    day of a month, if all times of all series follow it; None for days and what pandas does not
-    know.
+    """Return what pandas infers from the longest series, such as business days, if all times of all
+    series follow it; None for days and what is not supported.
     """
     longest = times[series == np.bincount(series).argmax()]
     if len(longest) < 3:
@@ -378,7 +289,10 @@ def _infer_offset(times: np.ndarray, series: np.ndarray) -> Frequency | None:
         offset = pandas.infer_freq(pandas.DatetimeIndex(longest.astype("M8[ns]")))
     if offset is None:
         return None
-    found = parse_frequency(offset, False, False, times)
+    try:
+        found = parse_frequency(offset, False, False)
+    except ValueError:
+        return None
     fits = found.steps_between(first_times(times, series)[series], times)[1].all()
     return found if fits and found.kind != "days" else None
 

@@ -13,7 +13,6 @@ from fluxutils_py.frames.frames import Frame, TimeColumn, to_absolute, to_local
 from fluxutils_py.frames.frequency import (
     Frequency,
     first_times,
-    grid_frequency,
     infer_frequency,
     parse_frequency,
 )
@@ -99,6 +98,9 @@ class Panel:
         Data types of the id and time columns, of narwhals, or of pyarrow for its ids.
     backend : str
         Library of the frames to return.
+    shape : tuple of int, optional
+        Numbers of features and series of the array that the series came as. None: they came as a
+        frame.
     """
 
     ids: np.ndarray
@@ -110,6 +112,7 @@ class Panel:
     zone: str | None
     types: dict[str, Any]
     backend: str = "pandas"
+    shape: tuple[int, int] | None = None
 
     @property
     def n_series(self) -> int:
@@ -167,16 +170,6 @@ class Panel:
         """Return the time of one step of one series, as text for messages."""
         time = self.times(np.array([series]), np.array([step]))[0]
         return str(time.astype("M8[s]") if isinstance(time, np.datetime64) else time)
-
-
-def panel_of(series: object) -> Panel | None:
-    """Return a panel as it is, and None for an array, whose series have no ids and times."""
-    return series if isinstance(series, Panel) else None
-
-
-def series_name(panel: Panel | None, series: int) -> str:
-    """Name a series in messages: by its id, or by its number if there are no ids."""
-    return f"number {series}" if panel is None else repr(panel.ids[series])
 
 
 def series_numbers(labels: Iterable[object], ids: np.ndarray) -> np.ndarray:
@@ -277,24 +270,9 @@ def read_frequency(
 ) -> Frequency:
     if isinstance(freq, Frequency):
         return freq
-    if freq is not None and not isinstance(freq, str) and hasattr(freq, "__len__"):
-        return _given_times(freq, at)
     if freq is not None:
-        return parse_frequency(freq, at.is_integer, polars, at.local)
+        return parse_frequency(freq, at.is_integer, polars)
     return infer_frequency(at.absolute, at.local, series)
-
-
-def _given_times(freq: Any, at: TimeColumn) -> Frequency:
-    """Return the frequency for all times, past and future, as a user gives them."""
-    if at.is_integer:
-        raise ValueError("freq has dates, but the times are integers; give an integer, such as 1")
-    zone = getattr(freq, "tz", None)
-    if zone is not None and at.zone is None:
-        raise ValueError(
-            f"the times of freq are in the time zone {zone}, and those of the data have none; give "
-            "freq.tz_localize(None)"
-        )
-    return grid_frequency(freq if zone is None else freq.tz_convert(at.zone))
 
 
 def _require_kind(

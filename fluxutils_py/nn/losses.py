@@ -121,16 +121,6 @@ class SeqLoss:
         return criterion is F.mse_loss
 
     @property
-    def is_plain_cross_entropy(self) -> bool:
-        """Whether the loss is the mean of the cross-entropies of all targets that count."""
-        criterion = self.criterion
-        if type(criterion) is nn.CrossEntropyLoss:
-            has_weights = criterion.weight is not None or criterion.label_smoothing != 0
-            is_mean = criterion.reduction == "mean" and self.ignore_index < 0
-            return is_mean and not has_weights and not is_intercepted(criterion)
-        return criterion is F.cross_entropy
-
-    @property
     def elementwise(self) -> bool:
         """Whether the criterion gives one value per output, so that single outputs of a step can be
         masked.
@@ -151,8 +141,6 @@ class SeqLoss:
         xs: Tensors,
         ys: Tensors,
         ws: Tensor | None = None,
-        *,
-        factors: list[float] | None = None,
     ) -> Tensor:
         """Return the loss of ``model`` over one window as a scalar, and move the model's state on
         by the window.
@@ -160,11 +148,11 @@ class SeqLoss:
         ``xs`` has shape ``(S, B, F)``, ``ys`` ``(S, B, G)``; several inputs or outputs are tuples.
         Weights ``ws`` have shape ``(S, B, 1)`` and are 0 for steps that do not count. Where single
         outputs do not count, they have shape ``(S, B, G)``, with the columns of all targets side by
-        side. ``factors`` multiply the losses of the outputs.
+        side.
         """
         members = getattr(model, "members", None)
         if members is not None and model.training:  # each learns by itself
-            each = [self(member, xs, ys, ws, factors=factors) for member in members]
+            each = [self(member, xs, ys, ws) for member in members]
             return torch.stack(each).mean()
         outs = run_window(model, xs)
         # the loss is computed in float32, also of a model in low precision
@@ -176,8 +164,6 @@ class SeqLoss:
         losses = list(map(self._output_loss, outs, targets, weights))
         if len(losses) > 1 and weights[0] is not ws:
             losses = self._with_common_divisor(losses, targets, weights)
-        if factors is not None:
-            losses = [loss * factor for loss, factor in zip(losses, factors, strict=True)]
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
     def _with_common_divisor(

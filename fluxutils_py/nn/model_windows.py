@@ -157,22 +157,9 @@ def prediction_copy(model: nn.Module) -> nn.Module:
     Predictions with it do not change the model, even from several threads.
     """
     twin = shallow_copy(model, training=False)
-    if twin is None:
-        return replica(model).eval()
-    return _with_mode(twin, model)
-
-
-def replica(model: nn.Module) -> nn.Module:
-    """Return a copy that shares parameters and buffers, but starts with a separate zero state."""
-    twin = shallow_copy(model)
     if twin is None:  # it has attributes that a forward pass might change, or that refer to modules
         shared = [*model.parameters(), *model.buffers()]
-        twin = reset(deep_copy(model, shared))
-    return _with_mode(twin, model)
-
-
-def _with_mode(twin: nn.Module, model: nn.Module) -> nn.Module:
-    """Return the copy, with the remembered window mode of the model."""
+        twin = reset(deep_copy(model, shared)).eval()
     if model in _modes:
         _modes[twin] = _modes[model]
     return twin

@@ -115,7 +115,6 @@ def test_classifiers(cell, target):
     [
         {"n_models": 2},
         {"early_stopping": True},
-        {"n_jobs": 2},
         {"gradient": "exact", "cell": "mingru", "seqsize": 7},
         {"overlap": 3, "burn_in": 2, "seqsize": 7},
         {"interval": 0.8},
@@ -245,9 +244,7 @@ def test_forecasters(network, tmp_path, monkeypatch):
         later = fc.predict()
         fc.save(tmp_path / "fc.pt")
         again = Forecaster.load(tmp_path / "fc.pt").predict()
-        simulated = fc.simulate(3, random_state=0)
-        outputs = [np.stack(list(found.values())) for found in (first, later, again)]
-        results.append([*outputs, simulated])
+        results.append([np.stack(list(found.values())) for found in (first, later, again)])
     for ours, expected in zip(*results, strict=True):
         near(ours, expected, 1e-3)  # networks are of float32
 

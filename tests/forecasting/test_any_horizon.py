@@ -45,7 +45,7 @@ def test_the_median_is_what_recursion_goes_on_from(small):
     with pytest.warns(UserWarning, match=BEYOND):
         out = fc.predict(h=11)
     assert {v.shape for v in out.values()} == {(2, 3, 11)}
-    longer = np.concatenate([y, fc.predict()["Forecaster-q0.5"]], 2)
+    longer = np.concatenate([y, fc.predict()["Forecaster-median"]], 2)
     for name, values in fc.predict(longer).items():
         np.testing.assert_allclose(out[name][:, :, 4:8], values, rtol=1e-5)
 

@@ -14,7 +14,7 @@ from fluxutils_py.forecasting.forecast_step import ForecastStep
 
 H, SEASON, LAG = 5, 3, 6
 QUANTILES = (0.1, 0.5, 0.9)
-NAMES = ["Forecaster", *(f"Forecaster-q{q}" for q in QUANTILES)]
+NAMES = ["Forecaster", "Forecaster-lo-80", "Forecaster-median", "Forecaster-hi-80"]
 
 
 def make_frame(n_steps, seed=0):
@@ -155,7 +155,7 @@ def test_counts_have_no_forecast_below_zero(small, rng):
     found = Forecaster(4, 7, **settings).fit(y).predict()
     assert min(values.min() for values in found.values()) == 0
     below = Forecaster(4, 7, **settings).fit(y - 1).predict()
-    assert below["Forecaster-q0.05"].min() < 0
+    assert below["Forecaster-lo-90"].min() < 0
 
 
 @pytest.mark.slow

@@ -3,19 +3,19 @@
 import numpy as np
 import optuna
 import pandas as pd
-import polars as pl
-import pyarrow as pa
 import pytest
 from sklearn.model_selection import GridSearchCV
-from utilsforecast.losses import mae, smape
+from utilsforecast.evaluation import evaluate
+from utilsforecast.losses import coverage, mae, quantile_loss, scaled_crps
+from utilsforecast.plotting import plot_series
+from utilsforecast.processing import backtest_splits
 
 from fluxutils_py.errors import DataError, SpecError
-from fluxutils_py.forecasting import Forecaster, WalkForwardSplit, evaluate
+from fluxutils_py.forecasting import Forecaster
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*series have no more steps", "ignore:.*too short for the first window"
 )
-BASELINES = ["Naive", "SeasonalNaive", "Drift", "WindowAverage"]
 
 
 def without_last(df, n):
@@ -36,8 +36,7 @@ def test_windows_are_forecasts_of_what_was_known(make_panel, small, refit):
         "cutoff",
         "y",
         "Forecaster",
-        "Forecaster-q0.5",
-        *BASELINES,
+        "Forecaster-median",
     ]
     first = without_last(panel, 5)
     fitted = Forecaster(3, freq="D", quantiles=(0.5,), **small).fit(first)
@@ -62,6 +61,54 @@ def test_the_forecaster_itself_stays_unfitted(panel, small):
     assert not hasattr(fc, "models_")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_frames_are_those_that_utilsforecast_takes(make_panel, small, to_polars, library):
+    df = make_panel(missing=False)
+    df = df[df.unique_id.isin(["wave-60", "wave-41", "large-44"])].sort_values(["unique_id", "ds"])
+    given = to_polars(df) if library == "polars" else df
+    fc = Forecaster(3, freq="D", quantiles=(0.05, 0.1, 0.5, 0.9, 0.95), **small)
+    walk = fc.cross_validation(given, n_windows=2, level=[80, 90])
+    columns = [f"Forecaster-{side}-{level}" for level in (80, 90) for side in ("lo", "hi")]
+    assert list(walk.columns) == ["unique_id", "ds", "cutoff", "y", "Forecaster", *columns]
+    whole = walk.drop("cutoff", axis=1) if library == "pandas" else walk.drop("cutoff")
+    scores = evaluate(whole, [mae, coverage, scaled_crps], level=[80, 90], agg_fn="mean")
+    by_name = dict(zip(scores["metric"], scores["Forecaster"], strict=False))
+    rows = walk if library == "pandas" else pd.DataFrame(walk.to_dict(as_series=False))
+    np.testing.assert_allclose(by_name["mae"], (rows.y - rows.Forecaster).abs().mean())
+    inside = rows.y.between(rows["Forecaster-lo-80"], rows["Forecaster-hi-80"])
+    np.testing.assert_allclose(by_name["coverage_level80"], inside.mean())
+    levels = fc.cross_validation(given, n_windows=2, quantiles=[0.1, 0.5])
+    levels = levels.drop("cutoff", axis=1) if library == "pandas" else levels.drop("cutoff")
+    loss = quantile_loss(levels, {"low": "Forecaster-q0.1"}, q=0.1)
+    low = rows.y - rows["Forecaster-lo-80"]
+    expected = np.maximum(0.1 * low, -0.9 * low).groupby(rows.unique_id).mean()
+    np.testing.assert_allclose(loss["low"].to_numpy(), expected, rtol=1e-6)
+    future = fc.fit(given).predict(level=[80])
+    assert list(future.columns) == ["unique_id", "ds", "Forecaster", *columns[:2]]
+    figure = plot_series(given, future, level=[80])
+    assert len(figure.axes) >= 3
+
+
+def test_other_horizons_are_trained_for_and_other_quantiles_refused(make_panel, small):
+    df = make_panel(("wave",), missing=False)
+    fc = Forecaster(3, freq="D", quantiles=(0.1, 0.9), **small)
+    walk = fc.cross_validation(df, h=5)
+    assert walk.groupby("unique_id").size().max() == 5
+    assert fc.h == 3
+    fc.fit(df)
+    with pytest.raises(SpecError, match="forecast 3 steps, not h=5"):
+        fc.cross_validation(df, h=5, refit=None)
+    for asked, said in (
+        ({"level": [90]}, r"quantile 0\.05 .*quantiles=\(0\.05, 0\.1, 0\.9, 0\.95\)"),
+        ({"quantiles": [0.5]}, r"quantile 0\.5 was not trained"),
+        ({"level": 80}, r"level must be a list of numbers, such as \[80, 90\], got 80"),
+        ({"level": [80], "quantiles": [0.1]}, "level and quantiles"),
+    ):
+        with pytest.raises(SpecError, match=said):
+            fc.predict(**asked)
+
+
 def test_panels_too_short_for_the_windows_are_refused(panel, small):
     with pytest.raises(
         DataError,
@@ -73,62 +120,12 @@ def test_panels_too_short_for_the_windows_are_refused(panel, small):
 
 
 @pytest.mark.slow
-def test_scores_are_those_of_utilsforecast(panel, small):
-    found = Forecaster(3, **small).cross_validation(panel.dropna(), n_windows=1).dropna()
-    scores = evaluate(found.drop(columns="cutoff"), [mae, smape], agg_fn="mean").set_index("metric")
-    assert list(scores.columns) == ["Forecaster", *BASELINES]
-    for name in scores.columns:
-        each = (found[name] - found.y).abs().groupby(found.unique_id).mean()
-        np.testing.assert_allclose(scores.loc["mae", name], each.mean())
-
-
-@pytest.mark.slow
-def test_coverage_is_the_share_of_truths_inside_of_each_band(panel, small):
-    fc = Forecaster(3, quantiles=(0.05, 0.1, 0.5, 0.9), **small)
-    found = fc.cross_validation(panel.dropna(), n_windows=2).dropna()
-    # every third truth lies far outside
-    found["y"] = np.where(np.arange(len(found)) % 3, found["Forecaster-q0.5"], 1e6)
-    found.loc[found.index[1], "y"] = np.nan  # neither in nor out
-    inside = (found.y >= found["Forecaster-q0.1"]) & (found.y <= found["Forecaster-q0.9"])
-    inside = inside[found.y.notna()].groupby([found.unique_id, found.cutoff]).mean()
-    for frame in (
-        found,
-        pl.DataFrame(found.to_dict("list")),
-        pa.Table.from_pandas(found, preserve_index=False),
-    ):
-        each = evaluate(frame)
-        each = each if isinstance(each, pd.DataFrame) else each.to_pandas()
-        bands = each[each.metric.str.startswith("coverage")]
-        assert set(bands.metric) == {"coverage_level80"}  # .05 has no counterpart
-        bands = bands.set_index(["unique_id", "cutoff"]).Forecaster.sort_index()
-        np.testing.assert_allclose(bands, inside.to_numpy())
-        assert set(each.columns) == {"unique_id", "cutoff", "metric", "Forecaster", *BASELINES}
-    # one row for each metric over all cutoffs, as the docstring says
-    whole = evaluate(found.drop(columns="cutoff"), agg_fn="mean").set_index("metric")
-    assert list(whole.index) == ["smape", "mae", "rmse", "coverage_level80"]
-    per_series = inside.groupby(level=0).mean()
-    assert abs(whole.loc["coverage_level80", "Forecaster"] - per_series.mean()) < 0.1
-    assert whole.loc["coverage_level80", BASELINES].isna().all()
-
-
-def test_splits_are_by_time(panel):
-    splitter = WalkForwardSplit(h=4, n_splits=3, step_size=5)
-    times = np.unique(panel.ds)
-    parts = list(splitter.split(panel))
-    assert len(parts) == splitter.get_n_splits() == 3
-    for i, (train, test) in enumerate(parts):
-        begin = len(times) - 4 - 5 * (2 - i)
-        np.testing.assert_array_equal(np.unique(panel.ds.iloc[train]), times[:begin])
-        np.testing.assert_array_equal(np.unique(panel.ds.iloc[test]), times[begin : begin + 4])
-    with pytest.raises(DataError, match=r"3 splits of 30 times .*nothing to train"):
-        list(WalkForwardSplit(h=30).split(panel))
-
-
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*no series has a later one")
 def test_searches_of_scikit_learn_and_optuna(make_panel, small):
     df = make_panel(("wave",))
-    split = WalkForwardSplit(h=3, n_splits=2)
+    df = df[df.unique_id.isin(["wave-60", "wave-41"])].reset_index(drop=True)
+    parts = backtest_splits(df, 2, 3, "unique_id", "ds", "D")
+    split = [(train.index, test.index) for _, train, test in parts]
     search = GridSearchCV(
         Forecaster(3, 7, "D", **small), {"lr": [1e-3, 1e-2], "lag": [7, None]}, cv=split
     ).fit(df)
@@ -180,11 +177,9 @@ def test_a_fitted_forecaster_is_scored_as_it_is(panel, small):
 @pytest.mark.parametrize(
     ("names", "clash"),
     [
-        ({"target_col": "Naive"}, "target_col='Naive'"),
         ({"target_col": "Forecaster"}, "'Forecaster'"),
-        ({"target_col": "Forecaster-q0.1", "quantiles": (0.1,)}, "target_col='Forecaster-q0.1'"),
+        ({"target_col": "Forecaster-lo-80", "quantiles": (0.1,)}, "'Forecaster-lo-80'"),
         ({"time_col": "cutoff"}, "time_col='cutoff'"),
-        ({"id_col": "Drift"}, "id_col='Drift'"),
         ({"quantiles": (0.1, 0.10000001)}, "quantiles"),
     ],
 )
@@ -194,28 +189,6 @@ def test_columns_of_the_data_and_of_the_forecasts_have_different_names(panel, sm
     with pytest.raises(SpecError) as caught:
         Forecaster(3, freq="D", **small, **names).cross_validation(df)
     assert clash in str(caught.value)
-
-
-@pytest.mark.slow
-def test_a_model_whose_alias_looks_like_a_quantile_is_scored(panel, small):
-    fc = Forecaster(3, freq="D", alias="lstm-quick", quantiles=(0.1, 1e-5), **small)
-    found = fc.cross_validation(panel.dropna()).dropna().drop(columns="cutoff")
-    scores = evaluate(found, [mae], agg_fn="mean")
-    assert list(scores.columns) == ["metric", "lstm-quick", *BASELINES]
-    expected = (found["lstm-quick"] - found.y).abs().groupby(found.unique_id).mean().mean()
-    np.testing.assert_allclose(scores["lstm-quick"], expected)
-
-
-@pytest.mark.slow
-def test_drift_starts_at_the_first_value_of_a_long_series(small):
-    n = 2500
-    y = 100 + np.cumsum(np.random.default_rng(0).normal(size=n))
-    df = pd.DataFrame({"unique_id": "a", "ds": pd.date_range("2000-01-01", periods=n), "y": y})
-    found = Forecaster(2, freq="D", **small).cross_validation(df)
-    past = y[: n - 2]
-    np.testing.assert_allclose(
-        found.Drift, past[-1] + np.arange(1, 3) * (past[-1] - past[0]) / (len(past) - 1)
-    )
 
 
 @pytest.mark.slow

@@ -16,8 +16,16 @@ from fluxutils_py.forecasting.feature_choice import (
     season_within,
     usual_season,
 )
-from fluxutils_py.forecasting.panel_windows import ArraySource, PackedSeries
+from fluxutils_py.forecasting.panel_windows import PackedSeries
 from fluxutils_py.frames.frequency import parse_frequency
+
+IDS = np.arange(600).astype(object)
+
+
+def packed(values):
+    """Series of any lengths, or an array (1, N, T)."""
+    series = [v for rows in values for v in np.atleast_2d(rows)]
+    return PackedSeries(np.concatenate(series)[None], np.array([len(v) for v in series]))
 
 
 @pytest.mark.parametrize(
@@ -60,23 +68,23 @@ def test_without_a_season_or_enough_steps_there_is_no_long_season(rng):
 
 
 def test_what_is_asked_for_is_taken(rng):
-    source = ArraySource(np.exp(rng.normal(size=(1, 4, 99))))
-    f = choose_features(source, 5, 7, None, 3, "none")
+    source = packed(np.exp(rng.normal(size=(1, 4, 99))))
+    f = choose_features(source, 5, 7, None, 3, "none", IDS)
     assert (f.h, f.season, f.lag, f.input_size, f.log) == (5, 7, 7, 3, False)
-    assert choose_features(source, 5, 7, 21, None, "auto").lag == 21
-    assert choose_features(source, 5, 24, "auto", None, "auto").input_size == 24
+    assert choose_features(source, 5, 7, 21, None, "auto", IDS).lag == 21
+    assert choose_features(source, 5, 24, "auto", None, "auto", IDS).input_size == 24
 
 
 def test_targets_that_cannot_be_learnt_are_refused(rng):
     with pytest.raises(DataError, match="the target is missing everywhere"):
         choose_features(
-            PackedSeries(np.full((1, 9), np.nan), np.array([9])), 2, 1, None, None, "auto"
+            PackedSeries(np.full((1, 9), np.nan), np.array([9])), 2, 1, None, None, "auto", IDS
         )
     with pytest.raises(
         DataError,
         match=r"'log' .* -1\): .*transform='none'",
     ):
-        choose_features(ArraySource(np.full((1, 1, 9), -1.0)), 2, 1, None, None, "log")
+        choose_features(packed(np.full((1, 1, 9), -1.0)), 2, 1, None, None, "log", IDS)
 
 
 @pytest.mark.few
@@ -84,26 +92,22 @@ def test_targets_that_cannot_be_learnt_are_refused(rng):
 @pytest.mark.parametrize("where", [(0, 7, 11), (0, 599, 0), (0, 300, 2999)])
 def test_one_value_of_an_array_decides_the_transform_wherever_it_is(where, value):
     x = np.full((1, 600, 3000), 2.0, "float32")
-    source = ArraySource(x)
-    assert choose_features(source, 3, 1, "auto", 5, "auto").log
+    assert choose_features(packed(x), 3, 1, "auto", 5, "auto", IDS).log
     x[where] = value
+    source = packed(x)
     low = LowValues.of(source)
     assert (low.smallest, low.n_known, low.counts.sum()) == (value, x.size, 1)
-    with pytest.warns(UserWarning, match=f"1 of {x.size} values .*number {where[1]}; .*transform"):
-        assert not choose_features(source, 3, 1, "auto", 5, "auto").log
+    with pytest.warns(UserWarning, match=f"1 of {x.size} values .*series {where[1]}; .*transform"):
+        assert not choose_features(source, 3, 1, "auto", 5, "auto", IDS).log
     with pytest.raises(DataError, match=f"smallest is {value:g}.*NaN"):
-        choose_features(source, 3, 1, "auto", 5, "log")
-
-
-def packed(values):
-    return PackedSeries(np.concatenate(values)[None], np.array([len(v) for v in values]))
+        choose_features(source, 3, 1, "auto", 5, "log", IDS)
 
 
 def may_be_missing(values):
     """Whether a fit warns that values may stand for missing ones."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        log = choose_features(packed(values), 3, 1, None, 5, "auto").log
+        log = choose_features(packed(values), 3, 1, None, 5, "auto", IDS).log
     assert not (caught and log)
     return bool(caught)
 
@@ -139,10 +143,10 @@ def test_true_zeros_and_values_around_0_are_not_warned_of(draw, rng):
 def test_an_array_with_values_outside_the_sample_alone_can_be_learnt_from():
     x = np.full((1, 600, 50), np.nan)
     x[0, 1, 3] = 4.0
-    assert LowValues.of(ArraySource(x)).smallest == 4.0
-    choose_features(ArraySource(x), 3, 1, "auto", 5, "auto")
+    assert LowValues.of(packed(x)).smallest == 4.0
+    choose_features(packed(x), 3, 1, "auto", 5, "auto", IDS)
     with pytest.raises(DataError, match="missing everywhere"):
-        choose_features(ArraySource(x * np.nan), 3, 1, "auto", 5, "auto")
+        choose_features(packed(x * np.nan), 3, 1, "auto", 5, "auto", IDS)
 
 
 @pytest.mark.parametrize(
@@ -181,18 +185,18 @@ def test_a_season_is_found_where_values_repeat_and_nowhere_else(seed):
     rng = np.random.default_rng(seed)
     noise = rng.normal(size=(1, 2, 400))
     for y in (noise, noise.cumsum(2), noise.cumsum(2).cumsum(2), noise[..., :30].cumsum(2)):
-        assert find_season(ArraySource(y)) is None
+        assert find_season(packed(y)) is None
     t = np.arange(400)
     for season in (7, 24, 48):
         day = rng.normal(size=season)[t % season] + 0.02 * t + 0.3 * noise
         day[0, 0, 50:90] = np.nan
-        assert find_season(ArraySource(day)) == season
+        assert find_season(packed(day)) == season
     # of another length than the usual ones
-    assert find_season(ArraySource(rng.normal(size=31)[t % 31][None, None])) is None
+    assert find_season(packed(rng.normal(size=31)[t % 31][None, None])) is None
 
 
 @pytest.mark.filterwarnings("error:invalid value", "error:Mean of empty slice")
 def test_without_changes_there_is_no_season():
-    assert find_season(ArraySource(np.full((1, 2, 60), 3.0))) is None
-    assert find_season(ArraySource(np.full((1, 1, 60), np.nan))) is None
-    assert find_season(ArraySource(np.ones((1, 1, 1)))) is None
+    assert find_season(packed(np.full((1, 2, 60), 3.0))) is None
+    assert find_season(packed(np.full((1, 1, 60), np.nan))) is None
+    assert find_season(packed(np.ones((1, 1, 1)))) is None

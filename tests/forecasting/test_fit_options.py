@@ -12,8 +12,9 @@ from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.forecasting import Forecaster, model_fitting
 from fluxutils_py.forecasting.direct_model import ForecastLoss
-from fluxutils_py.forecasting.fit_options import WEIGHT, FitOptions, target_weights
+from fluxutils_py.forecasting.fit_options import target_weights
 from fluxutils_py.forecasting.panel_windows import WindowArray
+from fluxutils_py.forecasting.reading import WEIGHT
 from fluxutils_py.frames.panel import Columns, read_panel
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*series have no more steps than a season")
@@ -57,7 +58,7 @@ def test_equal_weights_are_no_weights_bit_by_bit(df, settings):
         weighted = Forecaster(H, **settings).fit(df.assign(w=7.1), sample_weight=weight)
         assert same(plain, weighted)
         assert plain.loss_curve_ == weighted.loss_curve_
-    assert not same(plain, Forecaster(H, **settings).fit(df, half_life=5.0))
+    assert not same(plain, Forecaster(H, **settings).fit(df, sample_weight=df.ds + 1.0))
 
 
 @pytest.mark.slow
@@ -66,7 +67,7 @@ def test_weighted_losses_equal_plain_loops(df, settings):
     w = rng.uniform(0, 2, len(df)) * (rng.random(len(df)) < 0.7)
     fc = Forecaster(H, **settings).fit(df)
     panel = read_panel(df, Columns(), 1, extra={WEIGHT: w})
-    source = target_weights(panel, FitOptions())
+    source = target_weights(panel)
     windows = fc._fitted.windows(panel)
     n, T = panel.n_series, int(panel.lengths.max())
     rows = Segments(np.arange(n), np.zeros(n, int), panel.lengths)
@@ -121,22 +122,6 @@ def test_rows_of_weight_zero_have_no_part_in_the_loss(df, settings, monkeypatch)
     assert not same(fits[0], Forecaster(H, **settings).fit(df, sample_weight=w + last))
 
 
-def test_half_life_counts_from_the_latest_time_of_all_series(df):
-    panel = read_panel(df, Columns(), 1)
-    got = target_weights(panel, FitOptions(half_life=8.0)).values[0]
-    last = df.ds.max()
-    at = 0
-    known = []
-    for i, n in enumerate(panel.lengths):
-        expected = 0.5 ** ((last - (panel.first[i] + np.arange(n))) / 8.0)
-        np.testing.assert_allclose(got[at : at + n] / got[at], expected / expected[0], rtol=1e-12)
-        known.append(expected)
-        at += n
-    ratio = np.concatenate(known) / got
-    assert np.ptp(ratio) < 1e-9
-    assert np.isclose(got[~np.isnan(panel.values["y"])].mean(), 1)
-
-
 @pytest.mark.slow
 def test_weights_of_arrays_equal_those_of_frames(settings, rng):
     x = rng.normal(size=(2, 3, 30)) + 9
@@ -146,8 +131,8 @@ def test_weights_of_arrays_equal_those_of_frames(settings, rng):
     )
     for weight in (w, w[0, :, 0], w[0]):
         whole = np.broadcast_to(weight[:, None] if weight.ndim == 1 else weight, x.shape)
-        a = Forecaster(H, **settings).fit(x, sample_weight=weight, half_life=9)
-        b = Forecaster(H, **settings).fit(frame, sample_weight=whole.ravel(), half_life=9)
+        a = Forecaster(H, **settings).fit(x, sample_weight=weight)
+        b = Forecaster(H, **settings).fit(frame, sample_weight=whole.ravel())
         for p, q in zip(weights_of(a), weights_of(b), strict=True):
             torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
 
@@ -165,8 +150,6 @@ def test_weights_that_cannot_be_are_refused(df, settings):
     ):
         with pytest.raises(error, match=message):
             fc.fit(df, sample_weight=weight)
-    with pytest.raises(ValueError, match=r"half_life .*positive .*0"):
-        fc.fit(df, half_life=0)
     with pytest.raises(ShapeError, match=r"\(2,\).*\(3,\), \(3, 30\) or \(1, 3, 30\)"):
         fc.fit(np.ones((1, 3, 30)), sample_weight=[1, 2])
 
@@ -214,12 +197,12 @@ def test_the_validation_loss_is_that_of_forecasts_into_the_held_out_part(df, val
                 continue
             if end not in known.ds.to_numpy():  # a row that is missing counts as a missing value
                 known = pd.concat([known, pd.DataFrame([{"unique_id": name, "ds": end}])])
-            windows = fitted.windows(validated._read_fitted(known, None))
+            windows = fitted.windows(validated._read_known(known, None))
             n = len(range(first, end + 1))
             rows = Segments(np.zeros(1, int), np.array([n - 1]), np.ones(1, int))
             past = windows.past(rows, 0, 1)
             out = as_learnt.predict(known)
-            columns = out[["Forecaster", "Forecaster-q0.2", "Forecaster-q0.8"]].to_numpy()
+            columns = out[["Forecaster", "Forecaster-lo-60", "Forecaster-hi-60"]].to_numpy()
             transform = np.log if validated.features_.log else (lambda v: v)
             z = (transform(columns) - past.naive[0, 0][:, None]) / past.scale[0, 0]
             for k in range(H):
@@ -302,7 +285,7 @@ def test_a_warm_start_goes_on_from_the_weights_that_are_there(df, settings, tmp_
 def test_a_warm_start_with_a_learning_rate_of_nearly_nothing_changes_nearly_nothing(df, settings):
     fc = Forecaster(H, warm_start=True, **settings).fit(df)
     expected = fc.predict()
-    fc.set_params(lr=1e-12, weight_decay=1e-12).fit(df, half_life=9)
+    fc.set_params(lr=1e-12, weight_decay=1e-12).fit(df, sample_weight=df.ds + 1.0)
     pd.testing.assert_frame_equal(fc.predict(), expected, rtol=1e-5)
 
 

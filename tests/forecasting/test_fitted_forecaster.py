@@ -29,7 +29,7 @@ def test_columns_are_those_that_the_settings_name_now(panel, small):
     fc = Forecaster(3, quantiles=(0.9, 0.1), **small).fit(panel)
     fc.set_params(alias="Other", time_col="when")
     fitted = FittedForecaster(fc.features_, fc.channels_, fc.covariates_, fc, fc.models_)
-    assert fitted.names == ["Other", "Other-q0.1", "Other-q0.9"]
+    assert fitted.names == ["Other", "Other-lo-80", "Other-hi-80"]
     assert (fitted.columns.time, fitted.n_quantiles, fitted.h) == ("when", 2, 3)
 
 
@@ -37,5 +37,5 @@ def test_short_series_and_long_horizons_are_warned_of():
     lengths = np.array([9, 3])
     with pytest.warns(UserWarning, match=r"no series .*horizon of 9 steps"):
         warn_long_horizon(9, lengths)
-    with pytest.warns(UserWarning, match=r"1 of 2 .*season of 4 .*number 1 has 3"):
-        warn_short_series(4, lengths, None)
+    with pytest.warns(UserWarning, match=r"1 of 2 .*season of 4 .*series 1 has 3"):
+        warn_short_series(4, lengths, np.array([0, 1], object))

@@ -42,7 +42,7 @@ def test_history_forecast_band_and_truth_are_drawn(panel, small):
             band.get_paths()[0].vertices[:, 1].max(),
         )
         np.testing.assert_allclose(
-            [low, high], [forecast["Forecaster-q0.1"].min(), forecast["Forecaster-q0.9"].max()]
+            [low, high], [forecast["Forecaster-lo-80"].min(), forecast["Forecaster-hi-80"].max()]
         )
         there = truth[truth.unique_id == name].set_index("ds").y.sort_index()
         there = there[there.index <= forecast.ds.max()]

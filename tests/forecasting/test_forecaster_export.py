@@ -60,8 +60,8 @@ def test_a_consumer_gives_covariates_as_they_are_and_gets_the_forecasts_of_predi
     assert [entry["name"] for entry in about["inputs"]] == ["y", "past", "static", "known"]
     assert [entry["name"] for entry in about["outputs"]] == [
         "Forecaster",
-        "Forecaster-q0.2",
-        "Forecaster-q0.8",
+        "Forecaster-lo-60",
+        "Forecaster-hi-60",
     ]
     names = {kind: [c["name"] for c in group] for kind, group in about["covariates"].items()}
     assert names == {

@@ -31,12 +31,12 @@ def test_a_forecaster_read_forecasts_and_updates_the_same(panel, small, to_polar
     fc.save(tmp_path / "fc.pt")
     again = Forecaster.load(tmp_path / "fc.pt")
     assert again.get_params() == {**fc.get_params(), "quantiles": [0.3], "comm": "auto"} | {
-        name: [] for name in ("hist_exog_list", "futr_exog_list", "stat_exog_list", "calendar")
+        name: [] for name in ("hist_exog_list", "futr_exog_list", "stat_exog_list")
     }
     assert again.features_ == fc.features_
     a, b = fc.predict(), again.predict()
     if kind == "array":
-        np.testing.assert_array_equal(b["Forecaster-q0.3"], a["Forecaster-q0.3"])
+        np.testing.assert_array_equal(b["Forecaster-lo-40"], a["Forecaster-lo-40"])
         np.testing.assert_array_equal(
             again.update(df).predict()["Forecaster"], fc.update(df).predict()["Forecaster"]
         )

@@ -5,6 +5,7 @@ import pytest
 
 from fluxutils_py.forecasting import Forecaster
 from fluxutils_py.forecasting.features import BASELINE_NAMES
+from fluxutils_py.forecasting.forecaster_settings import quantile_column
 from fluxutils_py.forecasting.held_out_end import held_out_steps, walk_held_out_end
 from fluxutils_py.forecasting.panel_windows import WindowArray
 
@@ -23,7 +24,7 @@ def fitted(make_panel, small):
 
 
 def walked(fc, y):
-    windows = fc._fitted.windows(y)
+    windows = fc._fitted.windows(fc._read_known(y, None))
     seen = []
 
     def fit(windows):
@@ -46,7 +47,7 @@ def test_forecasts_truths_and_baselines_are_those_of_their_origins(fitted):
         t = end.origins[n, w]
         assert t == 61 - held - 1 + w
         forecast = fc.predict(y[:, :, : t + 1])
-        names = ["Forecaster", *(f"Forecaster-q{q}" for q in QUANTILES)]
+        names = ["Forecaster", *(quantile_column("Forecaster", q) for q in QUANTILES)]
         expected = np.stack([forecast[name].reshape(6, -1)[n] for name in names])
         past = series[n, : t + 1]
         naive = past[[t - 3, t - 2, t - 1]]

@@ -10,9 +10,12 @@ from fluxutils_py.forecasting.direct_model import DirectModel, recurrent_body
 from fluxutils_py.forecasting.features import Features
 from fluxutils_py.forecasting.history import last_outputs, run_steps, start_history
 from fluxutils_py.forecasting.panel_windows import Channels, PackedSeries, PanelWindows, WindowArray
+from fluxutils_py.forecasting.reading import STEPS
+from fluxutils_py.frames.panel import Panel
 from fluxutils_py.nn import GRU, LSTM
 
 LENGTHS = np.array([9, 1, 30, 2, 17])
+PANEL = Panel(np.arange(5), np.zeros(5, int), LENGTHS, {}, {}, STEPS, None, {})
 
 
 @pytest.fixture
@@ -25,7 +28,7 @@ def windows(rng):
 @pytest.mark.parametrize("cell", [LSTM, GRU])
 def test_each_series_is_walked_through_but_for_its_last_step(windows, cell):
     model = DirectModel(recurrent_body(cell, 2), windows.channels, (), 6).eval()
-    history = start_history([model], windows, None)
+    history = start_history([model], windows, PANEL)
     x = torch.from_numpy(np.asarray(WindowArray(windows, "inputs"))).permute(2, 1, 0)  # (T, N, F)
     outputs = last_outputs(model, windows, LENGTHS - 1, history.states[0])
     for i, n in enumerate(LENGTHS):
@@ -58,7 +61,7 @@ def test_a_walk_goes_on_where_it_ended(windows):
 def test_models_without_a_state_have_an_empty_one(windows):
     body = lambda n_in, n_out: nn.Linear(n_in, n_out)  # noqa: E731
     model = DirectModel(body, windows.channels, (), 6).eval()
-    history = start_history([model], windows, None)
+    history = start_history([model], windows, PANEL)
     assert history.states == [[]]
     assert last_outputs(model, windows, LENGTHS - 1, []).shape == (5, 3)
     assert (history.n_series, history.n_kept) == (5, windows.features.lookback + 1)

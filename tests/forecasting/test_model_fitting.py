@@ -59,9 +59,7 @@ def test_settings_that_ranks_compare_are_the_same_text_in_every_process():
         callbacks=[print],
         alias="A",
     )
-    two = made(
-        partial(F.huber_loss, delta=2.0), same, verbose=False, comm=None, n_jobs=2, freq=None
-    )
+    two = made(partial(F.huber_loss, delta=2.0), same, verbose=False, comm=None, freq=None)
     assert one == two
     assert not any(" at 0x" in text for text in one.values())
     assert made("mae", nn.LSTM) != made("mae", nn.GRU)

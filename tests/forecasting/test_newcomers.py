@@ -10,8 +10,9 @@ import polars as pl
 import pytest
 
 from fluxutils_py.errors import DataError
-from fluxutils_py.forecasting import Forecaster, evaluate
+from fluxutils_py.forecasting import Forecaster
 from fluxutils_py.forecasting.feature_choice import usual_wander
+from fluxutils_py.forecasting.forecaster_settings import quantile_column
 
 H = 5
 SEASON = 4
@@ -45,7 +46,7 @@ def fitted():
 
 
 def width(rows):
-    return np.log(rows["Forecaster-q0.9"] / rows["Forecaster-q0.1"]).to_numpy()
+    return np.log(rows["Forecaster-hi-80"] / rows["Forecaster-lo-80"]).to_numpy()
 
 
 @pytest.mark.parametrize("n", [1, 3, SEASON])
@@ -67,7 +68,7 @@ def test_quantiles_of_a_short_series_are_as_wide_as_the_others_vary(fitted, n, c
     assert (width(found) >= least * (1 - 1e-12)).all()
     if constant:  # the network has nothing of its own to say
         np.testing.assert_allclose(width(found), least, rtol=1e-3)
-    levels = found[[f"Forecaster-q{q}" for q in LEVELS]].to_numpy()
+    levels = found[[quantile_column("Forecaster", q) for q in LEVELS]].to_numpy()
     assert (np.diff(levels, axis=1) >= 0).all()
     # as from the whole series
     with pytest.warns(UserWarning, match=f"'new' has {n}"):
@@ -128,15 +129,3 @@ def test_a_season_of_values_without_dates_is_asked_for(small, rng):
         Forecaster(2, calibrate=False, **small).fit(y[None, None])
     fc = Forecaster(2, calibrate=False, season_length=1, **small).fit(y[None, None])
     assert fc.features_.season == 1
-
-
-@pytest.mark.slow
-def test_scores_name_the_column_that_is_not_there():
-    df = frame("a", np.arange(4.0)).assign(model=1.0)
-    renamed = df.rename(columns={"y": "load", "ds": "when"})
-    with pytest.raises(DataError, match=r"'y'.*load.*target_col"):
-        evaluate(renamed)
-    with pytest.raises(DataError, match=r"'when'.*[Dd]ate.*time_col='when'"):
-        evaluate(renamed, target_col="load")
-    scored = evaluate(renamed, target_col="load", time_col="when")
-    assert list(scored.columns) == ["unique_id", "metric", "model"]

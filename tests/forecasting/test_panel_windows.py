@@ -6,7 +6,6 @@ import pytest
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.forecasting.features import Features
 from fluxutils_py.forecasting.panel_windows import (
-    ArraySource,
     Channels,
     PackedSeries,
     PanelWindows,
@@ -86,22 +85,16 @@ def test_arrays_take_slices_as_others_do(windows):
     assert not np.isnan(whole[:, 2, 6]).any()
 
 
-def test_a_map_is_read_only_where_the_windows_are(rng):
-    class Watched:
-        shape, dtype, read = (2, 50, 3000), np.dtype(float), []
-
-        def __getitem__(self, key):
-            self.read.append((key[1], key[2]))
-            return np.zeros(
-                [len(range(*k.indices(n))) for k, n in zip(key, self.shape, strict=True)]
-            )
-
-    features = Features(H, M, M, 5, False, 1.0, 1e-6)
-    windows = PanelWindows(ArraySource(Watched()), features, Channels(H, features.n_inputs))
-    segments = Segments(np.arange(10, 20), np.full(10, 2000), np.full(10, 50))
-    windows.inputs(segments, 0, 50)
-    windows.targets(segments, 0, 50)
-    assert Watched.read == [
-        (slice(10, 20), slice(2000 - features.lookback, 2050)),
-        (slice(10, 20), slice(2050, 2054)),
-    ]
+def test_packed_series_are_cut_with_nan_beyond_their_ends(rng):
+    lengths = np.array([3, 1, 6])
+    values = rng.normal(size=(2, 10))
+    source = PackedSeries(values, lengths)
+    padded = np.full((2, 3, 30), np.nan)
+    for i, (offset, n) in enumerate(zip((0, 3, 4), lengths, strict=True)):
+        padded[:, i, 10 : 10 + n] = values[:, offset : offset + n]
+    series, start = np.array([2, 0, 2, 1]), np.array([-3, 1, 4, -9])
+    found = source.cut(series, start, 5)
+    expected = np.stack(
+        [padded[:, s, 10 + t : 15 + t] for s, t in zip(series, start, strict=True)], 1
+    )
+    np.testing.assert_array_equal(found, expected)

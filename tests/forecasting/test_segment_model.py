@@ -18,7 +18,7 @@ from fluxutils_py.forecasting.network_choice import (
     relative_error,
 )
 from fluxutils_py.forecasting.origin_windows import OriginArray, Origins
-from fluxutils_py.forecasting.panel_windows import ArraySource
+from fluxutils_py.forecasting.panel_windows import PackedSeries
 from fluxutils_py.forecasting.segment_model import SegmentModel, SegmentSizes
 
 SEASON, H = 7, 16  # the horizon ends in the middle of a segment of 14 steps
@@ -108,7 +108,7 @@ def test_update_files_and_longer_histories_agree(fitted, tmp_path):
 @pytest.mark.slow
 def test_origins_are_the_inputs_and_targets_of_their_steps(fitted):
     fc, y = fitted
-    windows = fc._fitted.windows(y)
+    windows = fc._fitted.windows(fc._read_known(y, None))
     origins = Origins(np.array([3, 9, 40]), np.array([5, 9, 44]), 4)
     steps = [(0, 3), (0, 4), (2, 41), (2, 42)]  # of 6: every one and a half
     x, t = (np.asarray(OriginArray(windows, origins, c)) for c in ("inputs", "targets"))
@@ -146,7 +146,7 @@ def test_the_kind_with_the_smaller_error_on_the_held_out_end_is_chosen(capsys):
 def test_which_kinds_can_be_used(fitted):
     fc, y = fitted
     fitted_parts = fc._fitted
-    source = fitted_parts.windows(np.repeat(y, 12, 1)).source
+    source = fitted_parts.windows(fc._read_known(np.repeat(y, 12, 1), None)).source
 
     def kinds(is_weighted=False, **settings):
         made = Forecaster(H, SEASON, **settings)
@@ -197,11 +197,14 @@ def test_weights_of_origins_equal_a_plain_loop():
     w[0, 0, 50:] = 0.0
     settings = {"network": "segments", "max_steps": 2, "hidden_size": 3, "n_models": 1}
     fc = Forecaster(H, SEASON, verbose=False, comm=None, random_state=0, **settings)
-    windows = fc.fit(y)._fitted.windows(y)
+    fc.fit(y)
+    windows = fc._fitted.windows(fc._read_known(y, None))
     n = y.shape[1]
     origins = Origins(np.full(n, 9), np.full(n, 59), 37)
     plain = OriginArray(windows, origins, "targets")
-    weighted = OriginArray(windows, origins, "targets", ArraySource(w))
+    weighted = OriginArray(
+        windows, origins, "targets", PackedSeries(w.reshape(1, -1), np.full(n, 60))
+    )
     assert weighted.shape == (2 * H, 37, 1)
     rows = Segments(np.arange(37), np.zeros(37, int), np.ones(37, int))
     targets = plain.read_segments(rows, 0, 1)[0]
@@ -230,7 +233,9 @@ def test_segments_learn_from_weights_and_stop_by_a_validation_part():
 
     plain = weights_of()
     assert torch.equal(weights_of(sample_weight=np.full(y.shape, 0.4)), plain)
-    assert not torch.equal(weights_of(half_life=9.0), plain)
+    assert not torch.equal(
+        weights_of(sample_weight=np.ones(y.shape) + np.arange(y.shape[2])), plain
+    )
     fit = clone(fc).set_params(transform="none").fit(y, val_size=20)
     before = clone(fc).set_params(transform="none").fit(y[:, :, :-20])
     np.testing.assert_allclose(before.loss_curve_, fit.loss_curve_, rtol=1e-6)
@@ -238,7 +243,7 @@ def test_segments_learn_from_weights_and_stop_by_a_validation_part():
     # the loss of the best weights, which are kept, over the steps that were held out
     errors = []
     n = y.shape[2]
-    whole = fit._fitted.windows(y)
+    whole = fit._fitted.windows(fit._read_known(y, None))
     for end in range(n - 21, n - 1):
         rows = Segments(np.arange(y.shape[1]), np.full(y.shape[1], end), np.ones(y.shape[1], int))
         past = whole.past(rows, 0, 1)

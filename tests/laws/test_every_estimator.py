@@ -143,18 +143,6 @@ def test_law_4_and_5_steps_without_a_target_are_steps_without_weight(kind):
 
 @pytest.mark.few
 @every
-def test_law_7_threads_equal_one(kind):
-    # threads draw other numbers than one
-    same = {"dropout": 0.0, "input_noise": 0.0} if as_of_0_1(kind) else {}
-    found = fit(kind, *short(kind), n_jobs=2, **same)
-    assert (net2vec(found) - net2vec(fit(kind, *short(kind), **same))).abs().max() < 1e-10
-    assert torch.equal(net2vec(found), net2vec(fit(kind, *short(kind), n_jobs=2, **same)))
-    random = fit(kind, *short(kind), n_jobs=2)
-    assert torch.equal(net2vec(random), net2vec(fit(kind, *short(kind), n_jobs=2)))
-
-
-@pytest.mark.few
-@every
 def test_law_8_a_fit_that_was_stopped_goes_on_bit_for_bit(kind, tmp_path):
     def fall(loop):
         if loop.step == 2:

@@ -15,7 +15,6 @@ from fluxutils_py.nn import GRU, LSTM, BatchNorm, Recur
 from fluxutils_py.nn import model_windows as windows_module
 from fluxutils_py.nn.model_windows import (
     prediction_copy,
-    replica,
     require_step_outputs,
     run_window,
     takes_windows,
@@ -474,40 +473,17 @@ def test_threads_predict_with_copies_of_their_own():
     assert model[0].state is None
 
 
-def test_replicas_share_parameters_and_buffers_and_remember_by_themselves():
+def test_prediction_copies_share_parameters_and_buffers_and_remember_by_themselves():
     model = nn.Sequential(LSTM(3, 4, 2, dropout=0.5), nn.BatchNorm1d(4, affine=False))
     model[0](torch.randn(5, 2, 3))
-    twin = replica(model)
+    twin = prediction_copy(model)
     assert all(p is q for p, q in zip(model.parameters(), twin.parameters(), strict=True))
     assert all(p is q for p, q in zip(model.buffers(), twin.buffers(), strict=True))
-    assert twin.training
+    assert not twin.training
+    assert model.training
     assert twin[0].state is None
     twin[0](torch.randn(5, 7, 3))
     assert model[0].state[0].shape == (2, 2, 4)
-
-
-@pytest.mark.parametrize("layer", [LSTM(3, 4, 2), Recur(nn.GRUCell(3, 4))], ids=repr)
-def test_what_is_remembered_of_some_series_goes_to_a_replica_and_back(layer):
-    xs = torch.randn(6, 5, 3)  # (S, B, F)
-    layer(xs)
-    before = layer.memory()
-    copies = [replica(layer) for _ in range(2)]
-    layer.mark(4)
-    marked = layer.memory()
-    parts = (slice(0, 2), slice(2, 5))
-    for copied, part in zip(copies, parts, strict=True):
-        copied.take_series(marked, part)
-        copied(xs[:, part])
-    layer(xs)
-    expected, noted = states(layer), layer.marked()
-    layer.take_series(before, slice(None))
-    layer.join_series([copied.memory() for copied in copies])
-    for a, b in zip(states(layer), expected, strict=True):
-        torch.testing.assert_close(a, b)
-    noted, found = ((s,) if isinstance(s, torch.Tensor) else s for s in (noted, layer.marked()))
-    for a, b in zip(found, noted, strict=True):
-        torch.testing.assert_close(a, b)
-    assert not any(t.requires_grad for t in states(layer))
 
 
 class Mixing(nn.Module):

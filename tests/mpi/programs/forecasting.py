@@ -27,7 +27,8 @@ def panel():
             + 4 * (promo == "flyer")
             + rng.normal(size=n)
         )
-        df = pd.DataFrame({"unique_id": f"s{i}", "ds": ds, "y": y, "promo": promo})
+        w = np.linspace(0.5, 1, n)
+        df = pd.DataFrame({"unique_id": f"s{i}", "ds": ds, "y": y, "promo": promo, "w": w})
         df.loc[rng.choice(n - 1, 2, replace=False), "y"] = np.nan
         parts.append(df.drop(index=3))
     return pd.concat(parts)
@@ -53,7 +54,7 @@ def results(factor, comm):
     late = df.ds > "2024-03-28"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of series shorter than a season
-        fc.fit(df[~late], val_size=4, half_life=30)
+        fc.fit(df[~late], val_size=4, sample_weight="w")
         futr = fc.make_future_dataframe().assign(promo="flyer")
         found = {"forecast": fc.predict(futr_df=futr)}
         fc.update(df[late])
