@@ -33,6 +33,7 @@ from fluxutils_py.data.hdf5.attributes import (
 )
 from fluxutils_py.data.hdf5.datasets import check_dataset
 from fluxutils_py.data.hdf5.h5map import H5Map
+from fluxutils_py.data.hdf5.mapping import h5mmap
 from fluxutils_py.data.hdf5.opening import (
     PathLike,
     Shape,
@@ -46,7 +47,6 @@ from fluxutils_py.data.hdf5.opening import (
     wait_for_lock,
     wrap_h5_errors,
 )
-from fluxutils_py.data.hdf5.reading import h5mmap
 from fluxutils_py.data.parts import indbatch
 from fluxutils_py.errors import DataError, H5DataError
 from fluxutils_py.files import atomic_path, remove_leftovers

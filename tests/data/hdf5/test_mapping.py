@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fluxutils_py.data import H5Lazy, H5Map, h5create, h5load, h5mmap, h5save
-from fluxutils_py.data.hdf5 import reading
+from fluxutils_py.data.hdf5 import mapping
 from fluxutils_py.errors import H5DataError
 
 F, N, T = 3, 5, 7
@@ -303,7 +303,7 @@ def test_file_systems_that_cannot_map(tmp_path, monkeypatch):
     def refuse(*args):
         raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
 
-    monkeypatch.setattr(reading, "H5Map", refuse)
+    monkeypatch.setattr(mapping, "H5Map", refuse)
     path = write(tmp_path / "a.h5")
     assert_lazy(h5mmap(path, "x"), numbers())
     message = error(path, "x", mode="r+")
