@@ -36,7 +36,7 @@ from fluxutils_py.estimator.data_warnings import (
 from fluxutils_py.estimator.estimator_settings import Settings, as_callbacks
 from fluxutils_py.estimator.fingerprint import shapes_and_digests
 from fluxutils_py.estimator.fit_choice import FitChoice
-from fluxutils_py.estimator.fit_data import FitData, FitRequest, prepare
+from fluxutils_py.estimator.fit_data import FitData, FitRequest, ReadData, read_data
 from fluxutils_py.estimator.fitted_parts import FittedParts, SeriesEstimator, input_schema
 from fluxutils_py.estimator.minibatch_size import MinibatchSize
 from fluxutils_py.estimator.resuming import restore_newest, saved_minibatch_size, with_checkpoints
@@ -97,23 +97,27 @@ def run_fit(est: SeriesEstimator, request: FitRequest) -> None:
         saved = None
         if earlier is None:
             saved = saved_minibatch_size(callbacks, ranks)
-        source = _DataSource(settings, est, request, ranks, randomness, saved, earlier)
-        data = source.prepare(settings)
-        choice = data.settings.choice
-        if choice is not None and choice.needs_trial and earlier is None:
-            say_stage(
-                settings.verbose, ranks, "trying the network on a part of the data that is held out"
-            )
-            choice = choice_after_trial(source, data, choice)
-            assert settings.with_choice is not None
-            data = source.prepare(settings.with_choice(choice))
-        if settings.interval is not None and data.validation is None:
+        parts = None if earlier is None else earlier.fitted_parts_
+        data = read_data(
+            settings,
+            input_schema(est, settings, parts),
+            request,
+            None if parts is None else parts.codec,
+            SeriesPool(ranks if request.sharded else RankGroup()),
+        )
+        trials = Trials(data, ranks, randomness.split_seed, saved)
+        if settings.choose is not None and earlier is None:  # else the first fit has chosen
+            settings = choose(settings, trials)
+        split = None
+        if settings.early_stopping and request.is_fit and request.validation_data is None:
+            split = data.split(settings.validation_fraction, randomness.split_seed)
+        size = MinibatchSize.of(settings, ranks.size, saved)
+        fit_data = data.cut(settings, size.whole, split)
+        if settings.interval is not None and fit_data.validation is None:
             line = "fitting on a part, to calibrate the interval on the rest"
             say_stage(settings.verbose, ranks, line)
-        calibration = calibration_by_trial(source, data)
-        training = assemble(
-            data, ranks, randomness.rng, source.minibatch_size(data.settings), earlier, request
-        )
+        calibration = calibration_by_trial(trials, fit_data)
+        training = assemble(fit_data, ranks, randomness.rng, size, earlier, request)
         if is_closed_form(training.step.model) and not request.is_fit:
             raise _no_partial_fit(est)
         # now, when a model exists that tells what it sees, and before any time is spent
@@ -231,36 +235,42 @@ def _no_partial_fit(est: SeriesEstimator) -> SpecError:
 
 
 @dataclass(frozen=True)
-class _DataSource:
-    """Reads the data of a fit, for settings that may depend on them."""
+class Trials:
+    """Fits on a part of the data, before the fit itself.
 
-    settings: Settings
-    est: SeriesEstimator
-    request: FitRequest
+    Attributes
+    ----------
+    data : ReadData
+    ranks : RankGroup
+    seed : int
+        Of the split and of the models.
+    saved : mapping or None
+        Size of the minibatches of a checkpoint.
+    """
+
+    data: ReadData
     ranks: RankGroup
-    randomness: Randomness
-    saved: Mapping[str, Any] | None  # size of the minibatches of a checkpoint
-    earlier: SeriesEstimator | None
+    seed: int
+    saved: Mapping[str, Any] | None
 
-    def minibatch_size(self, settings: Settings) -> MinibatchSize:
-        return MinibatchSize.of(settings, self.ranks.size, self.saved)
+    def fit_of_part(self, settings: Settings, few: int) -> tuple[FitData, Training]:
+        """Fit a model on all but the last fifth of few series, or a fifth of many.
 
-    def prepare(self, settings: Settings, *, few: int = 1) -> FitData:
-        """Return the data; ``few`` is the number of series of which a split takes the ends."""
-        parts = None if self.earlier is None else self.earlier.fitted_parts_
-        if parts is not None:
-            settings = replace(settings, choose=None)  # the first fit has chosen
-        sharded = self.request.sharded
-        return prepare(
-            settings,
-            input_schema(self.est, settings, parts),
-            self.request,
-            codec=None if parts is None else parts.codec,
-            split_seed=self.randomness.split_seed if self.request.is_fit else None,
-            batchsize=lambda chosen: self.minibatch_size(chosen).whole,
-            pool=SeriesPool(self.ranks if sharded else RankGroup()),
-            few=few,
-        )
+        Return the data, whose ``validation`` is the rest, and the training, done. The estimator and
+        its generator stay as they are.
+        """
+        trial = replace(settings, early_stopping=True, callbacks=None, verbose=False)
+        # a generator of the user advances once, by the fit itself
+        trial = replace(trial, random_state=None)
+        size = MinibatchSize.of(trial, self.ranks.size, self.saved)
+        held_out = self.data.cut(trial, size.whole, self.data.split(TRIAL_FRACTION, self.seed, few))
+        spec = replace(held_out.spec, patience=None)
+        fitted = replace(held_out, spec=spec, validation=None)
+        rng = np.random.default_rng(self.seed)
+        training = assemble(fitted, self.ranks, rng, size, request=self.data.request)
+        require_same_fit(training)
+        run(cast(SeriesEstimator, SimpleNamespace()), training)
+        return held_out, training
 
 
 TRIAL_FRACTION = 0.2
@@ -269,22 +279,30 @@ CLEARLY = 0.97  # of the loss of the linear model, below which a network is wort
 GAINS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
-def choice_after_trial(source: _DataSource, data: FitData, choice: FitChoice) -> FitChoice:
+def choose(settings: Settings, trials: Trials) -> Settings:
+    """Return the settings of the model that is chosen for the data, after a trial if need be."""
+    assert settings.choose is not None
+    assert settings.with_choice is not None
+    choice = settings.choose(trials.data.size, trials.data.request.is_fit)
+    if choice.needs_trial:
+        line = "trying the network on a part of the data that is held out"
+        say_stage(settings.verbose, trials.ranks, line)
+        choice = _choice_after_trial(settings.with_choice(choice), trials, choice)
+    return settings.with_choice(choice)
+
+
+def _choice_after_trial(settings: Settings, trials: Trials, choice: FitChoice) -> FitChoice:
     """Return the choice with the gain of the network that does best on data that are held out.
 
     They are the last fifth of few series, or a fifth of many. Where the network adds nothing, the
     choice is the linear model alone.
     """
-    settings = data.settings
-    assert settings.with_choice is not None
-    # what the user holds out has no part in it
-    source = replace(source, request=replace(source.request, validation_data=None))
-    held_out, training = _fit_of_part(source, settings.with_choice(choice), FEW_SERIES)
+    held_out, training = trials.fit_of_part(settings, FEW_SERIES)
     assert held_out.validation is not None
     model = training.step.model
     held_out.validation.gap_value = math.nan
     batches = training.batches
-    ranks = source.ranks
+    ranks = trials.ranks
     validation = TensorBatches(
         held_out.validation, batches.dtype, batches.device, rank=ranks.rank, size=ranks.size
     )
@@ -293,7 +311,9 @@ def choice_after_trial(source: _DataSource, data: FitData, choice: FitChoice) ->
     for gain in GAINS:
         for module in sums:
             module.gain = gain
-        losses[gain] = evaluate_windows(model, data.loss, validation, ranks, data.spec.precision)
+        losses[gain] = evaluate_windows(
+            model, held_out.loss, validation, ranks, held_out.spec.precision
+        )
     best = min(losses, key=lambda gain: math.inf if math.isnan(losses[gain]) else losses[gain])
     if not losses[best] < CLEARLY * losses[0.0]:
         best = 0.0
@@ -301,33 +321,7 @@ def choice_after_trial(source: _DataSource, data: FitData, choice: FitChoice) ->
     return replace(choice, cell=cell, gain=best, needs_trial=False)
 
 
-def _fit_of_part(source: _DataSource, settings: Settings, few: int) -> tuple[FitData, Training]:
-    """Fit a model on all but the last fifth of few series, or a fifth of many.
-
-    Return the data, whose ``validation`` is the rest, and the training, done. The estimator and its
-    generator stay as they are.
-    """
-    trial = replace(
-        settings,
-        choose=None,
-        early_stopping=True,
-        validation_fraction=TRIAL_FRACTION,
-        callbacks=None,
-        verbose=False,
-        random_state=None,  # a generator of the user advances once, by the fit itself
-    )
-    held_out = source.prepare(trial, few=few)
-    spec = replace(held_out.spec, patience=None)
-    fitted = replace(held_out, spec=spec, validation=None)
-    rng = np.random.default_rng(source.randomness.split_seed)
-    size = source.minibatch_size(trial)
-    training = assemble(fitted, source.ranks, rng, size, request=source.request)
-    require_same_fit(training)
-    run(cast(SeriesEstimator, SimpleNamespace()), training)
-    return held_out, training
-
-
-def calibration_by_trial(source: _DataSource, data: FitData) -> Calibration | None:
+def calibration_by_trial(trials: Trials, data: FitData) -> Calibration | None:
     """Return the errors, on a part of the data, of a model that was fitted on the rest; None if
     there is to be no interval, or the user holds out data anyway.
 
@@ -343,7 +337,7 @@ def calibration_by_trial(source: _DataSource, data: FitData) -> Calibration | No
                 "interval: one series with one target cannot be held out; give more series, or "
                 "validation_data"
             )
-    held_out, training = _fit_of_part(source, data.settings, few)
+    held_out, training = trials.fit_of_part(data.settings, few)
     assert held_out.validation is not None
     whole = held_out.inputs.segments()
     part = HeldOut(held_out.validation, whole, held_out.codec, held_out.spec)
@@ -411,14 +405,14 @@ def run_evaluate(
         if whole:
             spec = replace(read_spec(settings.spec), rebatch=False, burn_in=0)
             settings = replace(settings, spec=spec)
-        data = prepare(
-            replace(settings, choose=None),
+        read = read_data(
+            settings,
             input_schema(est, settings, parts),
             request,
-            codec=parts.codec,
-            batchsize=lambda chosen: MinibatchSize.of(chosen, ranks.size).whole,
-            pool=SeriesPool(ranks if request.sharded else RankGroup()),
+            parts.codec,
+            SeriesPool(ranks if request.sharded else RankGroup()),
         )
+        data = read.cut(settings, MinibatchSize.of(settings, ranks.size).whole)
         if not request.sharded:
             require_same_inputs(ranks, data.inputs)
         batches = tensor_batches(data, est.model_, ranks)
