@@ -13,6 +13,8 @@ import numpy as np
 from fluxutils_py.data.indexing import Index, as_key, parse_index, read_slices
 from fluxutils_py.errors import DataError, ShapeError
 
+Names = tuple[str, ...]  # of features
+
 
 class DuckArray:
     """An array whose values are read, or computed, when it is indexed.
@@ -277,11 +279,40 @@ def as_three_axes(array: Any, name: str) -> Any:
         raise ShapeError(
             f"{name} must have three axes (F, N, T) = (features, series, time steps), got shape "
             f"{tuple(array.shape)}; x[None] adds the axis of one feature, x[:, None] that of one "
-            "series (F, T), np.asarray(x).T[:, None] makes one of rows that are time steps"
+            "series (F, T), np.asarray(x).T[:, None] makes one of rows that are time steps, and "
+            "x.reshape(-1, N, T) joins leading axes"
         )
     check_no_empty_axis(array, name, ("features", "series", "time steps"))
     check_named_axes(array, name)
     return with_read_dtype(array, name)
+
+
+def get_feature_names(array: Any) -> Names | None:
+    """Return the names of the F features of an (F, N, T) array; None where it has none."""
+    if isinstance(array, h5py.Dataset):
+        if not array or array.ndim != 3:  # false: its file was closed
+            return None
+        # the first axis of a dataset in another order holds no features: no reason to warn
+        return stored_names(array, array.shape[0])
+    names = getattr(array, "feature_names", None)
+    if names is None or len(array.shape) != 3 or len(names) != array.shape[0]:
+        return None
+    return tuple(str(name) for name in names)
+
+
+def stored_names(dataset: h5py.Dataset, n_features: int) -> Names | None:
+    """Return the names of features that an attribute of a dataset of HDF5 holds, if it does."""
+    stored = dataset.attrs.get("feature_names")
+    if not isinstance(stored, np.ndarray) or stored.shape != (n_features,):
+        return None
+    names = [
+        name.decode(errors="replace") if isinstance(name, bytes) else name
+        for name in stored.tolist()
+    ]
+    # a name of zero bytes only is a string that was never written
+    if not names or not all(isinstance(name, str) and name.strip("\0") for name in names):
+        return None
+    return tuple(names)
 
 
 TIMES = {

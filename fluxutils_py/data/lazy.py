@@ -9,8 +9,13 @@ import h5py
 import numpy as np
 from numpy.typing import DTypeLike
 
-from fluxutils_py.data.arrays import AsRead, DuckArray, is_nonblocking, read_block
-from fluxutils_py.data.hdf5.attributes import get_feature_names
+from fluxutils_py.data.arrays import (
+    AsRead,
+    DuckArray,
+    get_feature_names,
+    is_nonblocking,
+    read_block,
+)
 from fluxutils_py.data.hdf5.datasets import locate_dataset, open_located
 from fluxutils_py.data.hdf5.h5map import H5Map
 from fluxutils_py.data.hdf5.opening import current_identity, identity_of

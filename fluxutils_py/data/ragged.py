@@ -17,9 +17,9 @@ from fluxutils_py.data.arrays import (
     to_numpy,
     with_read_dtype,
 )
-from fluxutils_py.data.hdf5.datasets import check_dataset
 from fluxutils_py.data.indexing import Index, parse_index
 from fluxutils_py.data.lazy import as_picklable
+from fluxutils_py.data.series import check_source
 from fluxutils_py.errors import DataError, ShapeError
 
 TIME_FIRST = ": arrays (T_i, F) become so by a.T"
@@ -181,7 +181,7 @@ def as_ragged(value: Any, name: str) -> Any:
 
 
 def _two_axes(array: Any, name: str) -> Any:
-    array = to_numpy(check_dataset(array, name))
+    array = to_numpy(check_source(array, name))
     reject_masked(array, name)
     if len(array.shape) != 2 or hasattr(array, "iloc"):
         raise ShapeError(

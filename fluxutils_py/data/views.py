@@ -11,9 +11,7 @@ from typing import Any, Self
 import h5py
 import numpy as np
 
-from fluxutils_py.data.arrays import DuckArray, as_three_axes
-from fluxutils_py.data.hdf5.attributes import Names, get_feature_names
-from fluxutils_py.data.hdf5.datasets import check_dataset
+from fluxutils_py.data.arrays import DuckArray, Names, as_three_axes, get_feature_names
 from fluxutils_py.data.hdf5.h5lazy import H5Lazy
 from fluxutils_py.data.indexing import Index, compose_index, contiguous_runs, parse_index
 from fluxutils_py.data.lazy import (
@@ -24,6 +22,7 @@ from fluxutils_py.data.lazy import (
     select,
 )
 from fluxutils_py.data.ragged import is_list_of_series, require_list_of_series
+from fluxutils_py.data.series import check_source
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.validation import check_integer
 
@@ -323,7 +322,7 @@ def _three_axes(x: Any, name: str) -> Any:
         raise DataError(
             f"{name} takes an array of shape (F, N, T), got a view of one; its array is x.native"
         )
-    check_dataset(x, "x")
+    check_source(x, "x")
     if isinstance(x, tuple):
         raise ShapeError(
             f"{name} takes one array of shape (F, N, T), got a tuple of {len(x)}; stack their "

@@ -11,10 +11,10 @@ from sklearn.utils import assert_all_finite, check_array, check_consistent_lengt
 
 from fluxutils_py.data import SamplesView, SeriesArray, TimestepsView
 from fluxutils_py.data.arrays import as_three_axes, reject_masked
-from fluxutils_py.data.hdf5.datasets import check_dataset
 from fluxutils_py.data.indexing import Index
 from fluxutils_py.data.lazy import LazyArray
 from fluxutils_py.data.ragged import RaggedArray, as_ragged, require_list_of_series
+from fluxutils_py.data.series import check_source
 from fluxutils_py.data.views import SequenceView
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.inputs.inputs import (
@@ -301,7 +301,7 @@ def read_labels(y: object, inputs: Inputs) -> Any:
     """Return unencoded labels, (1, N, T) or, for one per series, (1, N, 1)."""
     if isinstance(y, SequenceView):
         return y.native
-    check_dataset(y, "y")
+    check_source(y, "y")
     if is_native(y):
         return as_three_axes(as_ragged(y, "y"), "y")
     array = _labels_of_rows(y, inputs, "y")

@@ -9,10 +9,10 @@ from typing import Any
 import h5py
 import numpy as np
 
+from fluxutils_py.data.arrays import Names, stored_names
 from fluxutils_py.data.hdf5.opening import describe, wrap_h5_errors
 from fluxutils_py.errors import H5DataError, warn
 
-Names = tuple[str, ...]
 LETTERS = "FNT"
 # of NetCDF: CF conventions, sections 2.5.1 and 8.1
 PACKING = ("_FillValue", "missing_value", "scale_factor", "add_offset")
@@ -84,19 +84,6 @@ def check_axes(axes: str, ndim: int, where: str) -> list[int]:
 # -- names of features -----------------------------------------------------------------------------
 
 
-def get_feature_names(array: Any) -> Names | None:
-    """Return the names of the F features of an (F, N, T) array; None where it has none."""
-    if isinstance(array, h5py.Dataset):
-        if not array or array.ndim != 3:  # false: its file was closed
-            return None
-        # the first axis of a dataset in another order holds no features: no reason to warn
-        return _stored_names(array, array.shape[0])
-    names = getattr(array, "feature_names", None)
-    if names is None or len(array.shape) != 3 or len(names) != array.shape[0]:
-        return None
-    return tuple(str(name) for name in names)
-
-
 def check_names(names: Any, shape: Sequence[int], where: str) -> Names:
     """Check that there is one name for each feature of an array of a shape (F, N, T).
 
@@ -124,29 +111,15 @@ def read_names(dataset: h5py.Dataset, n_features: int) -> Names | None:
 
     Warns, and returns None, if the attribute is something else.
     """
-    names = _stored_names(dataset, n_features)
+    where = describe(dataset.file.filename, dataset.name)
+    with wrap_h5_errors(where):
+        names = stored_names(dataset, n_features)
     if names is None and "feature_names" in dataset.attrs:
         warn(
-            f"{describe(dataset.file.filename, dataset.name)} has an attribute 'feature_names' "
-            f"that does not hold {n_features} texts: the features have no names; write the "
-            "attribute again, as with h5save"
+            f"{where} has an attribute 'feature_names' that does not hold {n_features} texts: the "
+            "features have no names; write the attribute again, as with h5save"
         )
     return names
-
-
-def _stored_names(dataset: h5py.Dataset, n_features: int) -> Names | None:
-    with wrap_h5_errors(describe(dataset.file.filename, dataset.name)):
-        stored = dataset.attrs.get("feature_names")
-    if not isinstance(stored, np.ndarray) or stored.shape != (n_features,):
-        return None
-    names = [
-        name.decode(errors="replace") if isinstance(name, bytes) else name
-        for name in stored.tolist()
-    ]
-    # a name of zero bytes only is a string that was never written
-    if not names or not all(isinstance(name, str) and name.strip("\0") for name in names):
-        return None
-    return tuple(names)
 
 
 def write_names(dataset: h5py.Dataset, names: Names, where: str) -> None:

@@ -12,8 +12,8 @@ from typing import Any
 import h5py
 import numpy as np
 
+from fluxutils_py.data.arrays import Names
 from fluxutils_py.data.hdf5.attributes import (
-    Names,
     fnt_axes,
     read_axes,
     read_names,
@@ -22,6 +22,7 @@ from fluxutils_py.data.hdf5.attributes import (
 )
 from fluxutils_py.data.hdf5.datasets import check_sources
 from fluxutils_py.data.hdf5.h5lazy import H5Lazy
+from fluxutils_py.data.hdf5.mapping import h5mmap
 from fluxutils_py.data.hdf5.opening import (
     PathLike,
     Shape,
@@ -33,7 +34,6 @@ from fluxutils_py.data.hdf5.opening import (
     open_file,
     wrap_h5_errors,
 )
-from fluxutils_py.data.hdf5.reading import h5mmap
 from fluxutils_py.data.hdf5.writing import allocate, copy_into, new_file
 from fluxutils_py.errors import H5DataError
 from fluxutils_py.terminal import progress_bar

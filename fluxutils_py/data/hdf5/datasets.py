@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import h5py
-import numpy as np
 
-from fluxutils_py.data.arrays import refuse_source
 from fluxutils_py.data.hdf5.attributes import warn_of_packing
 from fluxutils_py.data.hdf5.opening import (
     FileIdentity,
@@ -26,44 +24,26 @@ from fluxutils_py.data.hdf5.opening import (
 )
 from fluxutils_py.errors import DataError, H5DataError
 
-PLAIN = int | float | str | np.ndarray | np.generic | None
 
-
-def check_dataset(array: Any, name: str) -> Any:
-    """Check a source of values before it is used as it is, also inside tuples and lists, and return
-    what was given.
-
-    Parameters
-    ----------
-    array : Any
-    name : str
-        Name used in error messages.
+def check_dataset(dataset: h5py.Dataset, name: str) -> None:
+    """Check a dataset before it is used as it is; ``name`` is that in messages.
 
     Raises
     ------
-    DataError
-        If it cannot be read as an array, or is an h5py dataset whose file was closed.
     H5DataError
-        If a file that it takes data from is missing: HDF5 would give fill values.
+        If its file was closed, or a file that it takes data from is missing: HDF5 would give fill
+        values.
 
     Warns
     -----
     UserWarning
         If attributes of NetCDF say how to read it.
     """
-    if not isinstance(array, h5py.Dataset):
-        refuse_source(array, name)
-        if isinstance(array, tuple | list):
-            for i, item in enumerate(array):
-                if not isinstance(item, PLAIN):  # of nested lists of numbers there may be many
-                    check_dataset(item, f"{name}[{i}]")
-        return array
-    _require_open(array, name)
-    where = f"{name}, {describe(array.file.filename, array.name or 'without a name')},"
+    _require_open(dataset, name)
+    where = f"{name}, {describe(dataset.file.filename, dataset.name or 'without a name')},"
     with wrap_h5_errors(where):
-        check_sources(array, where)
-        warn_of_packing(array, where)
-    return array
+        check_sources(dataset, where)
+        warn_of_packing(dataset, where)
 
 
 def _require_open(dataset: h5py.Dataset, name: str) -> None:
@@ -169,20 +149,16 @@ def open_located(
     path: str,
     name: str,
     identity: FileIdentity,
-    shape: Shape | None,
+    shape: Shape,
     dtype: str,
-    swmr: bool = False,
 ) -> h5py.Dataset:
-    """Open a dataset for reading, if it is still the one that was described.
-
-    ``shape`` is None for one that another process makes grow.
-    """
+    """Open a dataset for reading, if it is still the one that was described."""
     where = describe(path, name)
-    file = open_file(path, swmr=swmr)
+    file = open_file(path)
     try:
         check_same_file(path, identity_of(file), identity)
         dataset = find_dataset(file, path, name)
-        if numpy_dtype(dataset).str != dtype or shape not in (None, dataset.shape):
+        if numpy_dtype(dataset).str != dtype or dataset.shape != shape:
             raise FileReplaced(
                 f"{where} was replaced since it was opened: it is of another type or shape"
             )

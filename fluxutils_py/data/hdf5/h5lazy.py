@@ -15,7 +15,6 @@ from fluxutils_py.data.hdf5.attributes import fnt_axes, read_axes, read_names, w
 from fluxutils_py.data.hdf5.datasets import check_sources, open_located
 from fluxutils_py.data.hdf5.opening import (
     PathLike,
-    Shape,
     check_path,
     current_identity,
     describe,
@@ -68,9 +67,6 @@ class H5Lazy(NDArrayOperatorsMixin, DuckArray):
         Name of the dataset, ``"group/x"`` in a group.
     axes : str, optional
         As in :func:`h5mmap`.
-    swmr : bool
-        Open a file that another process is writing to in HDF5's single-writer, multiple-reader
-        mode. The shape stays as it is now, until :meth:`refresh`.
 
     Attributes
     ----------
@@ -95,21 +91,19 @@ class H5Lazy(NDArrayOperatorsMixin, DuckArray):
         path: PathLike,
         name: str,
         axes: str | None = None,
-        *,
-        swmr: bool = False,
     ) -> None:
         self.path = os.path.realpath(check_path(path))
         self.name = name
-        self.swmr = swmr
         where = describe(path, name)
-        file = open_file(path, swmr=swmr)
+        file = open_file(path)
         try:
             # all checks are made here, so that reading a window makes none
             dataset = find_dataset(file, path, name)
             with wrap_h5_errors(where):
                 self._axes = fnt_axes(read_axes(dataset, axes, where), dataset.ndim)
                 self.dtype = numpy_dtype(dataset)
-                self._whole = self.shape = self._fnt_shape(dataset)
+                self._whole = dataset.shape
+                self.shape = tuple(dataset.shape[i] for i in self._axes)
                 self._index: Sequence[Index] | None = None  # of a slice
                 self.feature_names = None
                 if dataset.ndim == 3:
@@ -122,8 +116,6 @@ class H5Lazy(NDArrayOperatorsMixin, DuckArray):
             raise
         self.closed = False
         self._identity = identity_of(file)
-        if swmr:  # its size and time change while it is read
-            self._identity = self._identity.without_contents()
         self._handle: _Handle | None = _Handle(os.getpid(), file, dataset)
 
     def __repr__(self) -> str:
@@ -165,19 +157,6 @@ class H5Lazy(NDArrayOperatorsMixin, DuckArray):
         if handle is not None and handle.process == os.getpid():
             handle.file.close()
 
-    def refresh(self) -> H5Lazy:
-        """Update the shape of a dataset that another process makes grow (``swmr=True``)."""
-        dataset = self._dataset()
-        with wrap_h5_errors(describe(self.path, self.name)):
-            dataset.refresh()
-            self._whole = self._fnt_shape(dataset)
-        if self._index is None:
-            self.shape = self._whole
-        return self
-
-    def _fnt_shape(self, dataset: h5py.Dataset) -> Shape:
-        return tuple(dataset.shape[i] for i in self._axes)
-
     def __enter__(self) -> H5Lazy:
         return self
 
@@ -205,20 +184,12 @@ class H5Lazy(NDArrayOperatorsMixin, DuckArray):
             # the parent has the file open, and may have written to it since
             _inherited.append(handle)
             identity = current_identity(self.path, identity)
-        shape = None if self.swmr else tuple(self._whole[i] for i in self._order)
-        dataset = open_located(
-            self.path, self.name, identity, shape, self.dtype.str, swmr=self.swmr
-        )
+        dataset = open_located(self.path, self.name, identity, self._whole, self.dtype.str)
         self._handle = _Handle(os.getpid(), dataset.file, dataset)
         return dataset
 
-    @property
-    def _order(self) -> list[int]:
-        """The axis of (F, N, T) for each axis of the file."""
-        return np.argsort(self._axes).tolist()
-
     def _read_slices(self, key: tuple[slice, ...]) -> np.ndarray:
-        in_file = tuple(key[i] for i in self._order)
+        in_file = tuple(key[i] for i in np.argsort(self._axes))
         sizes = [len(range(s.start, s.stop, s.step or 1)) for s in in_file]
         out = np.empty(sizes, self.dtype)
         if out.size:  # HDF5 takes no empty selections
@@ -227,8 +198,6 @@ class H5Lazy(NDArrayOperatorsMixin, DuckArray):
 
     def _read_into(self, out: np.ndarray, dataset: h5py.Dataset, source: tuple[slice, ...]) -> None:
         try:
-            if self.swmr:
-                dataset.refresh()
             dataset.read_direct(out, source)
         except (OSError, RuntimeError, TypeError, ValueError) as error:
             if self.closed:  # meanwhile, by another thread

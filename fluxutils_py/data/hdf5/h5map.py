@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import DTypeLike
 
-from fluxutils_py.data.hdf5.attributes import Names
+from fluxutils_py.data.arrays import Names
 from fluxutils_py.data.hdf5.opening import (
     FileIdentity,
     Shape,

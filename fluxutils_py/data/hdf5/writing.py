@@ -18,16 +18,22 @@ import h5py
 import numpy as np
 from numpy.typing import DTypeLike
 
-from fluxutils_py.data.arrays import plain_block, to_numpy, with_read_dtype
-from fluxutils_py.data.hdf5.attributes import (
+from fluxutils_py.data.arrays import (
     Names,
+    get_feature_names,
+    plain_block,
+    refuse_source,
+    to_numpy,
+    with_read_dtype,
+)
+from fluxutils_py.data.hdf5.attributes import (
     check_axes,
     check_names,
-    get_feature_names,
     write_names,
 )
 from fluxutils_py.data.hdf5.datasets import check_dataset
 from fluxutils_py.data.hdf5.h5map import H5Map
+from fluxutils_py.data.hdf5.mapping import h5mmap
 from fluxutils_py.data.hdf5.opening import (
     PathLike,
     Shape,
@@ -41,7 +47,6 @@ from fluxutils_py.data.hdf5.opening import (
     wait_for_lock,
     wrap_h5_errors,
 )
-from fluxutils_py.data.hdf5.reading import h5mmap
 from fluxutils_py.data.parts import indbatch
 from fluxutils_py.errors import DataError, H5DataError
 from fluxutils_py.files import atomic_path, remove_leftovers
@@ -194,7 +199,11 @@ def _as_array(value: Any, where: str) -> Any:
     if isinstance(value, list | tuple) and any(isinstance(v, np.ma.MaskedArray) for v in value):
         value = np.ma.stack(value)
     try:
-        value = to_numpy(check_dataset(value, where))
+        if isinstance(value, h5py.Dataset):
+            check_dataset(value, where)
+        else:
+            refuse_source(value, where)
+            value = to_numpy(value)
         if isinstance(value, np.ma.MaskedArray):
             return plain_block(value, where)
         if all(hasattr(value, attribute) for attribute in ("shape", "dtype", "__getitem__")):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fluxutils_py.data import H5Lazy, H5Map, h5create, h5load, h5mmap, h5save
-from fluxutils_py.data.hdf5 import reading
+from fluxutils_py.data.hdf5 import mapping
 from fluxutils_py.errors import H5DataError
 
 F, N, T = 3, 5, 7
@@ -303,7 +303,7 @@ def test_file_systems_that_cannot_map(tmp_path, monkeypatch):
     def refuse(*args):
         raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
 
-    monkeypatch.setattr(reading, "H5Map", refuse)
+    monkeypatch.setattr(mapping, "H5Map", refuse)
     path = write(tmp_path / "a.h5")
     assert_lazy(h5mmap(path, "x"), numbers())
     message = error(path, "x", mode="r+")
@@ -584,63 +584,6 @@ def test_a_lazy_array_keeps_writers_out_until_it_is_closed(tmp_path):
     with pytest.raises(H5DataError) as caught:
         x[0]
     assert str(caught.value) == f"{path}: dataset 'x' was closed; open it again with h5mmap"
-
-
-@pytest.mark.slow
-def test_file_written_in_swmr_mode(python, tmp_path):
-    path = tmp_path / "a.h5"
-    with h5py.File(path, "w", libver="latest") as file:
-        file["x"] = numbers()
-        file.create_dataset("chunked", data=numbers(), chunks=(2, 3, 2), maxshape=(None, N, F))
-        file["x"].attrs["axes"] = file["chunked"].attrs["axes"] = "TNF"
-    program = (
-        "f = h5py.File(sys.argv[1], 'r+', libver='latest'); f.swmr_mode = True; f['chunked'][0, 0, "
-        "0] = 77; f['chunked'].resize((50, 5, 3)); f.flush()"
-    )
-    with other_process(python, program, path):
-        assert "open for" in error(path, "x")
-        with h5mmap(path, "chunked", swmr=True) as x:
-            assert x.shape == (F, N, 50)
-            assert x[0, 0, 0] == 77
-            assert np.array_equal(x[:, :, 1:T], numbers().transpose(2, 1, 0)[:, :, 1:])
-        assert_lazy(h5mmap(path, "x", swmr=True), numbers())
-        assert "it is being written to in SWMR mode" in error(
-            path, "x", fallback="error", swmr=True
-        )
-
-
-@pytest.mark.slow
-def test_a_file_that_grows(tmp_path):
-    """Each line that the writer reads has it append a step."""
-    path = tmp_path / "a.h5"
-    with h5py.File(path, "w", libver="latest") as file:
-        file.create_dataset("x", data=numbers(), chunks=(2, N, F), maxshape=(None, N, F)).attrs[
-            "axes"
-        ] = "TNF"
-    program = (
-        "import sys, h5py\nf = h5py.File(sys.argv[1], 'r+', libver='latest'); f.swmr_mode = True; "
-        "x = f['x']; print(flush=True)\nfor line in sys.stdin: x.resize(len(x) + 1, 0); x[-1] = "
-        "float(line); x.flush(); print(flush=True)"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", program, path],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as writer:
-        writer.stdout.readline()
-        with h5mmap(path, "x", swmr=True) as x:
-            for i in (1, 2):
-                writer.stdin.write(f"{-i}\n")
-                writer.stdin.flush()
-                writer.stdout.readline()
-                assert x.shape == (F, N, T + i - 1)
-                assert x.refresh() is x
-                assert x.shape == (F, N, T + i)
-                assert (x[:, :, -1] == -i).all()
-            assert np.array_equal(x[:, :, :T], numbers().transpose(2, 1, 0))
-        writer.stdin.close()
-    assert writer.returncode == 0
 
 
 # -- this process -------------------------------------------------------------------------------------------

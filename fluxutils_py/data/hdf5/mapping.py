@@ -39,8 +39,6 @@ def h5mmap(
     axes: str | None = None,
     mode: str = "r",
     fallback: str = "lazy",
-    *,
-    swmr: bool = False,
 ) -> Any:
     """Return the array of shape (F, N, T) in an HDF5 file, without reading it.
 
@@ -66,9 +64,6 @@ def h5mmap(
     fallback : "lazy", "error" or "read"
         If mapping is impossible, return an :class:`H5Lazy`, raise an error that says why, or read
         the array into memory.
-    swmr : bool
-        Read a file, lazily, that another process is writing to in HDF5's single-writer,
-        multiple-reader mode.
 
     Returns
     -------
@@ -112,7 +107,7 @@ def h5mmap(
         raise H5DataError(f"{where}: fallback must be 'lazy', 'error' or 'read', got {fallback!r}")
     for _ in range(ATTEMPTS):
         try:
-            result = _try_map(path, name, axes, mode, swmr)
+            result = _try_map(path, name, axes, mode)
             break
         except FileReplaced:  # between reading the layout and mapping: the layout is read again
             continue
@@ -134,16 +129,14 @@ def h5mmap(
             "fallback='lazy' or 'read'"
         )
     # also for fallback="read": it is one that reads any dataset
-    lazy = H5Lazy(path, name, axes, swmr=swmr)
+    lazy = H5Lazy(path, name, axes)
     if fallback == "lazy":
         return lazy
     with lazy:
         return lazy.read(*map(range, lazy.shape))
 
 
-def _try_map(
-    path: PathLike, name: str, axes: str | None, mode: str, swmr: bool
-) -> np.ndarray | str:
+def _try_map(path: PathLike, name: str, axes: str | None, mode: str) -> np.ndarray | str:
     """Return the map of a dataset, or the reason why it cannot be mapped.
 
     Everything comes from one version of the file.
@@ -154,7 +147,7 @@ def _try_map(
         If the file was replaced meanwhile.
     """
     where = describe(path, name)
-    with contextlib.closing(open_file(path, swmr=swmr)) as file, wrap_h5_errors(where):
+    with contextlib.closing(open_file(path)) as file, wrap_h5_errors(where):
         # open for writing in this process: the map would miss what is still in HDF5's buffers
         if file.mode != "r":
             file.flush()
@@ -167,8 +160,6 @@ def _try_map(
         reason = unmappable_reason(dataset)
         if reason is not None:
             return reason
-        if swmr:
-            return "is being written to in SWMR mode"
         warn_of_packing(dataset, where)
         # by Python's integers, which do not overflow
         strides = [dtype.itemsize * math.prod(shape[i + 1 :]) for i in range(len(shape))]
