@@ -69,7 +69,7 @@ class Training:
     loop : Loop
         Holds ``ranks`` and all hooks except the callbacks.
     plan : FitPlan
-    task : FixedTask
+    task : FixedTask or None
         Of what is fitted in closed form.
     """
 
@@ -84,4 +84,4 @@ class Training:
     step: WindowStep
     loop: Loop
     plan: FitPlan
-    task: FixedTask
+    task: FixedTask | None

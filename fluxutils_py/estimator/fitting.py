@@ -62,7 +62,7 @@ from fluxutils_py.parallel import RankGroup
 from fluxutils_py.parallel.launcher import local_rank
 from fluxutils_py.reporting.progress import EpochLog, ProgressBar, progress_hook, say_stage
 from fluxutils_py.sklearn_callbacks import begin_fit, hooks_of, nothing
-from fluxutils_py.training import EarlyStopping, Loop
+from fluxutils_py.training import Checkpointer, EarlyStopping, Loop
 from fluxutils_py.training.closed_form_fit import FixedTask, fit_fixed_parts
 from fluxutils_py.training.closed_form_step import ClosedFormStep
 from fluxutils_py.training.early_stopping import MostUpdates, Schedule, Validation
@@ -126,7 +126,7 @@ def run_fit(est: SeriesEstimator, request: FitRequest, before: Before | None = N
         # before data are read, as both decide how they are cut
         randomness = _shared_randomness(settings, earlier, ranks)
         saved = None
-        if earlier is None:
+        if earlier is None and has_checkpointers(callbacks):
             saved = saved_minibatch_size(callbacks, ranks)
         parts = None if earlier is None else earlier.fitted_parts_
         data = read_data(
@@ -325,7 +325,8 @@ def assemble(
     """
     settings = data.settings
     spec = data.spec
-    if compile_arguments(settings.compile) is not None and spec.gradient == "exact":
+    compiles = settings.compile is not False and compile_arguments(settings.compile) is not None
+    if compiles and spec.gradient == "exact":
         raise SpecError(
             f"compile={settings.compile!r} and spec.gradient='exact': compiled layers carry no "
             "sensitivities; leave compile out, or set gradient='truncated'"
@@ -339,7 +340,7 @@ def assemble(
     # copied before a scheduler is made, which changes them: a failed fit puts them back
     groups = [dict(group) for group in optimizer.param_groups]
     scheduler = _scheduler_after(earlier, data, optimizer)
-    task = _fixed_task(data, request, model)
+    task = _fixed_task(data, None if request is None else request.groups, model)
     step = _new_step(data, model, optimizer, ranks, task)
     resume = earlier is not None
     loop = _loop_after(earlier, step, ranks)
@@ -368,15 +369,15 @@ def _new_step(
     model: nn.Module,
     optimizer: Optimizer,
     ranks: RankGroup,
-    task: FixedTask,
+    task: FixedTask | None,
 ) -> WindowStep:
     of_whole_series = any(part.is_of_whole_series for part in closed_form_parts(model))
-    if of_whole_series and not task.per_series:
+    if of_whole_series and not data.codec.per_series:
         raise SpecError(
             "cell='kernels' describes whole series, but y has a target at each step; use "
             "another cell, such as 'lstm' or 'linear'"
         )
-    if is_closed_form(model):
+    if task is not None and is_closed_form(model):
         return ClosedFormStep(model, data.loss, optimizer, comm=ranks, task=task)
     spec = data.spec
     return WindowStep(
@@ -391,18 +392,18 @@ def _new_step(
     )
 
 
-def _fixed_task(data: FitData, request: FitRequest | None, model: nn.Module) -> FixedTask:
-    classes = data.codec.classes
-    if request is not None and request.groups is not None and not any(closed_form_parts(model)):
+def _fixed_task(data: FitData, groups: object, model: nn.Module) -> FixedTask | None:
+    """Return what is to be fitted in closed form; None for a model without such parts."""
+    if any(closed_form_parts(model)):
+        classes = data.codec.classes
+        n_classes = None if classes is None else len(classes)
+        return FixedTask(n_classes, data.codec.per_series, read_groups(groups, data.inputs))
+    if groups is not None:
         raise DataError(
             "groups are left out together when the penalty of a closed form is chosen, and this "
             "model has none: leave groups out, or set cell='kernels' or 'linear'"
         )
-    return FixedTask(
-        n_classes=None if classes is None else len(classes),
-        per_series=data.codec.per_series,
-        groups=None if request is None else read_groups(request.groups, data.inputs),
-    )
+    return None
 
 
 def read_groups(groups: object, inputs: Inputs) -> np.ndarray | None:
@@ -605,6 +606,11 @@ def _adapt_windows(data: FitData, model: nn.Module) -> None:
 # -- run ---------------------------------------------------------------------------------------
 
 
+def has_checkpointers(callbacks: list[Any]) -> bool:
+    """Return whether a fit may continue from a checkpoint."""
+    return any(isinstance(callback, Checkpointer) for callback in callbacks)
+
+
 def run(est: SeriesEstimator, training: Training) -> None:
     """Train, and keep the attributes of the estimator up to date: run the epochs that are left,
     after those of a checkpoint.
@@ -617,7 +623,9 @@ def run(est: SeriesEstimator, training: Training) -> None:
     before = EstimatorBefore(est, training)
     attributes = FittedAttributes(est, training)
     callbacks = [*as_callbacks(settings.callbacks), *hooks_of(est)]
-    callbacks = with_checkpoints(callbacks, training, est)
+    has_checkpoints = has_checkpointers(callbacks)
+    if has_checkpoints:
+        callbacks = with_checkpoints(callbacks, training, est)
     for callback in callbacks:
         loop.hooks.attach(callback)
     # nothing of the estimator has changed so far
@@ -627,7 +635,8 @@ def run(est: SeriesEstimator, training: Training) -> None:
         seed = (int(training.rng.integers(2**63)) + loop.ranks.rank) % 2**63
         with seeded(seed, [device] if device.type == "cuda" else []):
             reset(model.train())
-            is_restored = not training.resume and restore_newest(callbacks, loop.ranks)
+            is_restored = has_checkpoints and not training.resume
+            is_restored = is_restored and restore_newest(callbacks, loop.ranks)
             if is_restored:
                 attributes.publish(loop.history, loop.step - loop.epoch_step)
                 _say_restored(training)
@@ -635,11 +644,13 @@ def run(est: SeriesEstimator, training: Training) -> None:
                 say_stage(settings.verbose, loop.ranks, "fitting in closed form")
                 loop.run_epochs([training.batches], 1)
                 return
-            if not (training.resume or is_restored):
-                if any(closed_form_parts(model)):
-                    line = "fitting the linear model, then the network"
-                    say_stage(settings.verbose, loop.ranks, line)
+            if training.task is not None and not (training.resume or is_restored):
+                line = "fitting the linear model, then the network"
+                say_stage(settings.verbose, loop.ranks, line)
                 fit_fixed_parts(model, training.batches, loop.ranks, training.task)
+            if settings.compile is False:
+                loop.run_epochs(training.batches, epochs)
+                return
             with compiled(model, compile_arguments(settings.compile)):
                 loop.run_epochs(training.batches, epochs)
 
