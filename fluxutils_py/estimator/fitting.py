@@ -25,25 +25,23 @@ from fluxutils_py.estimator.building import (
     make_generator,
     require_gradients,
 )
-from fluxutils_py.estimator.data_warnings import (
-    warn_one_class,
-    warn_single_steps,
-    warn_truncated_layers,
-)
 from fluxutils_py.estimator.estimator_settings import Settings, as_callbacks
 from fluxutils_py.estimator.fingerprint import shapes_and_digests
 from fluxutils_py.estimator.fit_data import FitData, FitRequest, ReadData, read_data
+from fluxutils_py.estimator.fit_warnings import (
+    warn_few_updates,
+    warn_nothing_learnt,
+    warn_one_class,
+    warn_single_steps,
+    warn_truncated_layers,
+    watch_scales,
+    watch_targets,
+)
 from fluxutils_py.estimator.fitted_parts import FittedParts, SeriesEstimator, input_schema
 from fluxutils_py.estimator.minibatch_size import MinibatchSize
 from fluxutils_py.estimator.resuming import restore_newest, saved_minibatch_size, with_checkpoints
 from fluxutils_py.estimator.same_fit import course_of_fit, require_same_fit, require_same_inputs
 from fluxutils_py.estimator.spec import Spec, read_spec
-from fluxutils_py.estimator.underfitting_warnings import (
-    warn_few_updates,
-    warn_nothing_learnt,
-    watch_scales,
-    watch_targets,
-)
 from fluxutils_py.inputs.inputs import Inputs, feature_counts
 from fluxutils_py.inputs.sharded_data import SeriesPool, ranks_of_call
 from fluxutils_py.nn.closed_form_model import takes_gaps

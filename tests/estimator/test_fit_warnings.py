@@ -20,7 +20,7 @@ from torch import nn
 
 from fluxutils_py import Estimator, EstimatorClassifier, SequenceScaler, samples, timesteps
 from fluxutils_py.errors import ShapeError, SingleStepWarning
-from fluxutils_py.estimator import underfitting_warnings
+from fluxutils_py.estimator import fit_warnings
 from fluxutils_py.explaining import explain
 from fluxutils_py.nn import GRU
 from tests.plain_networks import plain_classifier, plain_regressor
@@ -32,8 +32,8 @@ SMALL = {"hidden_size": 3, "epochs": 1, "random_state": 0}
 @pytest.fixture(autouse=True)
 def of_few_updates_nothing_is_said(monkeypatch):
     """These fits are short; tests here count warnings."""
-    monkeypatch.setattr(underfitting_warnings, "ENOUGH", 0)
-    monkeypatch.setattr(underfitting_warnings, "WORSE", math.inf)
+    monkeypatch.setattr(fit_warnings, "ENOUGH", 0)
+    monkeypatch.setattr(fit_warnings, "WORSE", math.inf)
 
 
 # -- a matrix, whose rows are series of one step ---------------------------------------------------
