@@ -14,7 +14,7 @@ from fluxutils_py.exporting import InitialState, ModelStep
 from fluxutils_py.forecasting.covariates import Covariate
 from fluxutils_py.forecasting.direct_model import Ensemble
 from fluxutils_py.forecasting.features import LARGEST, SEASONS_BACK, Past
-from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster
+from fluxutils_py.forecasting.fitted_state import FittedState
 
 
 class StepState(NamedTuple):
@@ -52,7 +52,7 @@ class ForecastStep(nn.Module):
 
     Parameters
     ----------
-    fitted : FittedForecaster
+    fitted : FittedState
         Trained, on the processor.
 
     Attributes
@@ -69,7 +69,7 @@ class ForecastStep(nn.Module):
     The formulas are those of :class:`Features`, on the values that the state holds.
     """
 
-    def __init__(self, fitted: FittedForecaster) -> None:
+    def __init__(self, fitted: FittedState) -> None:
         super().__init__()
         self.features = features = fitted.features
         self.channels = channels = fitted.channels

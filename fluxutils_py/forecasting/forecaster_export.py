@@ -12,7 +12,7 @@ from fluxutils_py.errors import ExportError
 from fluxutils_py.exporting import ExportedModel, Graph, write_graph
 from fluxutils_py.exporting.export_files import Path
 from fluxutils_py.forecasting.covariates import Covariate, Covariates
-from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster
+from fluxutils_py.forecasting.fitted_state import FittedState
 from fluxutils_py.forecasting.forecast_step import ForecastStep
 from fluxutils_py.forecasting.history import forecasts_along
 from fluxutils_py.forecasting.panel_windows import PanelWindows
@@ -24,7 +24,7 @@ N_COMPARED = 24  # steps at which forecasts are compared
 
 
 def export_forecaster(
-    fitted: FittedForecaster,
+    fitted: FittedState,
     path: Path,
     format: str,
     class_name: str,
@@ -62,7 +62,7 @@ def _describe_covariate(covariate: Covariate) -> dict[str, Any]:
 
 
 def check_forecaster_export(
-    fitted: FittedForecaster,
+    fitted: FittedState,
     path: Path,
     panel: Panel,
     tolerance: float,
