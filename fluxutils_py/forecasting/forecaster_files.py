@@ -207,6 +207,10 @@ def _to_plain(value: Any) -> Any:
         return {k: _to_plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple | np.ndarray):
         return [_to_plain(v) for v in value]
+    return _plain_scalar(value)
+
+
+def _plain_scalar(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, str):
@@ -267,61 +271,53 @@ def _parse_type(text: str) -> Any:
 # -- files of 0.2.0 --------------------------------------------------------------------------------
 
 
+SAME = ("features", "channels", "covariates", "correction", "loss_name", "loss_curve")
+SAME += ("validation_loss_curve", "network", "network_errors")  # fields of the state, by old names
+
+
 def _of_0_2_0(content: dict[str, Any], path: Path) -> dict[str, Any]:
     """Return the content of a file of 0.2.0 as files have it now."""
     old = content["settings"]
     settings = _settings_of_0_2_0(old, content)
     covariates = content["covariates"]
-    # what the calendar made is given as columns now
-    from_time = [c["name"] for c in covariates["futr"] if c["from_time"]]
-    settings["futr_exog_list"] = [*settings["futr_exog_list"], *from_time]
     for covariate in (c for group in GROUPS for c in covariates[group]):
-        del covariate["from_time"]
-    history = content["history"]
-    lengths = history["lengths"]
+        if covariate.pop("from_time"):  # what the calendar made is given as columns now
+            settings["futr_exog_list"] = [*settings["futr_exog_list"], covariate["name"]]
+    panel = _panel_of_0_2_0(content, path)
+    columns = {group: settings[f"{group}_exog_list"] for group in GROUPS}
+    columns |= {"id": old["id_col"], "time": old["time_col"], "target": old["target_col"]}
+    state = {name: content[name] for name in SAME}
+    state |= {"columns": columns, "frequency": panel["frequency"]}
+    state["quantiles"] = sorted(map(float, settings["quantiles"]))
+    code = [*content["code"], *(["model"] if old["num_layers"] > 1 else [])]
+    return {
+        "format": FORMAT,
+        "settings": settings,
+        "code": sorted({"network" if name in ("cell", "model") else name for name in code}),
+        "state": state,
+        "models": content["models"],
+        "hidden_size": content["hidden_size"],
+        "dtype": content["dtype"],
+        "history": content["history"] | {"panel": panel},
+    }
+
+
+def _panel_of_0_2_0(content: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return the ids and times of the series, which an array had not."""
+    lengths = content["history"]["lengths"]
+    panel = content["history"]["panel"]
     frequency = content["frequency"]
-    panel = history["panel"]
-    if frequency is None or panel is None:  # of an array, which was no panel
+    if frequency is None or panel is None:
         frequency = asdict(STEPS)
-        panel = {
-            "ids": list(range(len(lengths))),
-            "first": torch.zeros_like(lengths),
-            "zone": None,
-            "backend": "pandas",
-            "types": {},
-        }
+        panel = {"ids": list(range(len(lengths))), "first": torch.zeros_like(lengths)}
+        panel |= {"zone": None, "backend": "pandas", "types": {}}
     elif len(frequency.pop("times")):
         raise LoadError(
             f"{path}: its freq={frequency['text']!r} is not supported any more: fit again, with "
             "numbers of the times in a column of integers"
         )
-    columns = {
-        "id": old["id_col"],
-        "time": old["time_col"],
-        "target": old["target_col"],
-        **{group: settings[f"{group}_exog_list"] for group in GROUPS},
-    }
-    state = {name: content[name] for name in ("features", "channels", "correction", "loss_name")}
-    state |= {name: content[name] for name in ("loss_curve", "validation_loss_curve")}
-    state |= {"network": content["network"], "network_errors": content["network_errors"]}
-    state |= {"covariates": covariates, "columns": columns, "frequency": frequency}
-    state["quantiles"] = sorted(map(float, settings["quantiles"]))
     panel |= {"lengths": lengths, "values": {}, "static": {}, "frequency": frequency}
-    panel["shape"] = content["shape"]
-    code = content["code"]
-    if old.get("num_layers", 1) > 1:
-        code = [*code, "model"]
-    code = ["network" if name in ("cell", "model") else name for name in code]
-    return {
-        "format": FORMAT,
-        "settings": settings,
-        "code": sorted(set(code)),
-        "state": state,
-        "models": content["models"],
-        "hidden_size": content["hidden_size"],
-        "dtype": content["dtype"],
-        "history": history | {"panel": panel},
-    }
+    return panel | {"shape": content["shape"]}
 
 
 def _settings_of_0_2_0(old: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any]:

@@ -237,28 +237,35 @@ def output_columns(
     SpecError
         If both are given, or a quantile was not trained.
     """
-    if level is not None and quantiles is not None:
-        raise SpecError("level and quantiles both say which quantiles to return; give one of them")
-    if level is None and quantiles is None:
-        return {POINT: 0} | {quantile_column(q): i for i, q in enumerate(trained, 1)}
-    asked: dict[str, float] = {}
-    if level is not None:
-        _check_list("level", level, "numbers, such as [80, 90]")
-        for per_cent in level:
-            asked[f"{POINT}-lo-{per_cent:g}"] = 0.5 - per_cent / 200
-            asked[f"{POINT}-hi-{per_cent:g}"] = 0.5 + per_cent / 200
-    if quantiles is not None:
-        _check_list("quantiles", quantiles, "numbers")
-        asked = {f"{POINT}-q{q:g}": q for q in quantiles}
+    asked = _asked_quantiles(trained, level, quantiles)
     number = {f"{q:.6g}": i for i, q in enumerate(trained, 1)}
     lacks = [q for q in asked.values() if f"{q:.6g}" not in number]
     if lacks:
+        wanted = ", ".join(f"{q:.6g}" for q in sorted({*trained, *asked.values()}))
         raise SpecError(
             f"the quantile {lacks[0]:.6g} was not trained, only {(*trained,)}; give "
-            f"quantiles=({', '.join(f'{q:.6g}' for q in sorted({*trained, *asked.values()}))}) to "
-            "the forecaster before fit"
+            f"quantiles=({wanted}) to the forecaster before fit"
         )
     return {POINT: 0} | {name: number[f"{q:.6g}"] for name, q in asked.items()}
+
+
+def _asked_quantiles(
+    trained: Sequence[float], level: Sequence[float] | None, quantiles: Sequence[float] | None
+) -> dict[str, float]:
+    """Return the columns that are asked for, and the quantile of each."""
+    if level is not None and quantiles is not None:
+        raise SpecError("level and quantiles both say which quantiles to return; give one of them")
+    if quantiles is not None:
+        _check_list("quantiles", quantiles, "numbers")
+        return {f"{POINT}-q{q:g}": q for q in quantiles}
+    if level is None:
+        return {quantile_column(q): q for q in trained}
+    _check_list("level", level, "numbers, such as [80, 90]")
+    asked = {}
+    for per_cent in level:
+        asked[f"{POINT}-lo-{per_cent:g}"] = 0.5 - per_cent / 200
+        asked[f"{POINT}-hi-{per_cent:g}"] = 0.5 + per_cent / 200
+    return asked
 
 
 def check_output_names(columns: Columns, outputs: Iterable[str]) -> None:
