@@ -271,8 +271,18 @@ def _parse_type(text: str) -> Any:
 # -- files of 0.2.0 --------------------------------------------------------------------------------
 
 
-SAME = ("features", "channels", "covariates", "correction", "loss_name", "loss_curve")
-SAME += ("validation_loss_curve", "network", "network_errors")  # fields of the state, by old names
+# fields of the state that a file of 0.2.0 has under the same names
+SAME = (
+    "features",
+    "channels",
+    "covariates",
+    "correction",
+    "loss_name",
+    "loss_curve",
+    "validation_loss_curve",
+    "network",
+    "network_errors",
+)
 
 
 def _of_0_2_0(content: dict[str, Any], path: Path) -> dict[str, Any]:
