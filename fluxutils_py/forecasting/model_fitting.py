@@ -24,8 +24,8 @@ from fluxutils_py.estimator.fit_data import FitRequest, ValidationData
 from fluxutils_py.estimator.fitting import run_fit
 from fluxutils_py.estimator.minibatch_size import whole_batchsize
 from fluxutils_py.estimator.sequence_estimators import CELLS
+from fluxutils_py.forecasting.calibration import HeldOutEnd, learn_correction, walk_held_out_end
 from fluxutils_py.forecasting.correction import Correction
-from fluxutils_py.forecasting.correction_choice import learn_correction
 from fluxutils_py.forecasting.covariates import Covariates
 from fluxutils_py.forecasting.direct_model import (
     DirectModel,
@@ -52,7 +52,6 @@ from fluxutils_py.forecasting.forecaster_settings import (
     seasons_of,
     sorted_quantiles,
 )
-from fluxutils_py.forecasting.held_out_end import HeldOutEnd, walk_held_out_end
 from fluxutils_py.forecasting.network_choice import (
     best_network,
     candidate_networks,
@@ -60,8 +59,9 @@ from fluxutils_py.forecasting.network_choice import (
     with_network,
 )
 from fluxutils_py.forecasting.network_size import SizedSettings, with_size
-from fluxutils_py.forecasting.origin_windows import OriginArray, Origins
 from fluxutils_py.forecasting.panel_windows import (
+    OriginArray,
+    Origins,
     PackedSeries,
     PanelWindows,
     WindowArray,

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from fluxutils_py.errors import DataError
+from fluxutils_py.forecasting.calibration import HeldOutEnd
 from fluxutils_py.forecasting.features import Features
 from fluxutils_py.forecasting.fitted_state import FittedState
 from fluxutils_py.forecasting.forecaster_settings import (
@@ -18,7 +19,6 @@ from fluxutils_py.forecasting.forecaster_settings import (
     kind_of,
     seasons_of,
 )
-from fluxutils_py.forecasting.held_out_end import HeldOutEnd
 from fluxutils_py.forecasting.panel_windows import PackedSeries
 from fluxutils_py.forecasting.segment_model import LEAST_SEGMENTS, SegmentSizes
 from fluxutils_py.parallel import RankGroup

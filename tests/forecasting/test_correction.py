@@ -11,7 +11,7 @@ import torch
 from fluxutils_py.errors import SpecError
 from fluxutils_py.forecasting import Forecaster
 from fluxutils_py.forecasting.correction import SOURCES, Correction
-from fluxutils_py.forecasting.forecast_step import ForecastStep
+from fluxutils_py.forecasting.forecaster_export import ForecastStep
 
 H, SEASON, LAG = 5, 3, 6
 QUANTILES = (0.1, 0.5, 0.9)

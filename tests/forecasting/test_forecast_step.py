@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fluxutils_py.forecasting import Forecaster
-from fluxutils_py.forecasting.forecast_step import ForecastStep
+from fluxutils_py.forecasting.forecaster_export import ForecastStep
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*series have no more steps than a season", "ignore:.*have no value in"

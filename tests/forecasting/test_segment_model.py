@@ -17,8 +17,7 @@ from fluxutils_py.forecasting.network_choice import (
     candidate_networks,
     relative_error,
 )
-from fluxutils_py.forecasting.origin_windows import OriginArray, Origins
-from fluxutils_py.forecasting.panel_windows import PackedSeries
+from fluxutils_py.forecasting.panel_windows import OriginArray, Origins, PackedSeries
 from fluxutils_py.forecasting.segment_model import SegmentModel, SegmentSizes
 
 SEASON, H = 7, 16  # the horizon ends in the middle of a segment of 14 steps

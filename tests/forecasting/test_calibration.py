@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from fluxutils_py.forecasting import Forecaster
+from fluxutils_py.forecasting.calibration import held_out_steps, walk_held_out_end
 from fluxutils_py.forecasting.features import BASELINE_NAMES
 from fluxutils_py.forecasting.forecaster_settings import quantile_column
-from fluxutils_py.forecasting.held_out_end import held_out_steps, walk_held_out_end
 from fluxutils_py.forecasting.panel_windows import WindowArray
 
 QUANTILES = (0.2, 0.5, 0.9)
