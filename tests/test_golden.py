@@ -74,6 +74,26 @@ def test_forecasters_forecast_as_when_they_were_saved(transform):
     assert forecasts.ds.min() == pd.Timestamp("2024-03-01")
 
 
+def test_a_forecaster_of_an_array_forecasts_arrays_as_when_it_was_saved():
+    found = Forecaster.load(FOLDER / "Forecaster-array.pt").predict()
+    points = [[-4.057065, -5.389635, -3.971979], [9.391013, 9.169858, 10.274782]]
+    points += [[-2.188638, -2.871115, -0.62373], [-1.961611, -3.6268, -5.093422]]
+    expected = np.reshape(points, (2, 2, 3))
+    np.testing.assert_allclose(found["Forecaster"], expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found["Forecaster-lo-60"][0, 0, 0], -5.466564, rtol=1e-5)
+
+
+def test_a_calendar_of_a_forecaster_is_asked_for_as_columns():
+    fc = Forecaster.load(FOLDER / "Forecaster-calendar.pt")
+    assert fc.futr_exog_list == ["calendar_dayofweek_sin", "calendar_dayofweek_cos"]
+    future = fc.make_future_dataframe()
+    week = 2 * np.pi * future.day.dt.day_of_week / 7
+    future["calendar_dayofweek_sin"] = np.sin(week)
+    future["calendar_dayofweek_cos"] = np.cos(week)
+    found = fc.predict(futr_df=future).Forecaster
+    np.testing.assert_allclose(found, [14.418074, 15.915984, 15.119228], rtol=1e-5)
+
+
 def test_a_finished_fit_is_taken_from_its_checkpoint(tmp_path):
     folder = shutil.copytree(FOLDER / "checkpoints", tmp_path / "checkpoints")
     est = plain_regressor(

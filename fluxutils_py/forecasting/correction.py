@@ -1,5 +1,5 @@
 """Correct the outputs of networks: weights between network and baselines by step of the horizon,
-and quantiles that hold what they say. ``correction_choice.py`` learns both.
+and quantiles that hold what they say. ``calibration.py`` learns both.
 """
 
 from __future__ import annotations

@@ -10,19 +10,20 @@ import numpy as np
 from sklearn.base import clone
 
 from fluxutils_py.errors import DataError, warn
-from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster
+from fluxutils_py.forecasting.fitted_state import FittedState
 from fluxutils_py.forecasting.forecaster_settings import ForecasterSettings
 from fluxutils_py.forecasting.history import forecasts_along
 from fluxutils_py.forecasting.model_fitting import fit_panel
 from fluxutils_py.forecasting.outputs import key_columns
 from fluxutils_py.frames.frames import make_frame
-from fluxutils_py.frames.panel import Panel
+from fluxutils_py.frames.panel import Columns, Panel
 from fluxutils_py.parallel import RankGroup
 
 
 def cross_validate(
     settings: ForecasterSettings,
-    fitted: FittedForecaster | None,
+    fitted: FittedState | None,
+    columns: Columns,
     ranks: RankGroup,
     panel: Panel,
     n_windows: int,
@@ -38,7 +39,7 @@ def cross_validate(
     cutoffs = np.maximum(panel.lengths[:, None] - behind, 0)  # (N, W); 0: the series has not begun
     least = 2 if fitted is None else 1  # training needs a step and the one after it
     _require_long_series(panel, cutoffs[:, 0], int(behind[0]), least)
-    _require_truth(panel, settings.target_col, cutoffs, h)
+    _require_truth(panel, columns.target, cutoffs, h)
     first_step = np.zeros(panel.n_series, int)
     parts: list[dict[str, np.ndarray]] = []
     # one pass over the series serves all cutoffs of the same networks
@@ -47,15 +48,15 @@ def cross_validate(
         if made is None:
             # cut before anything is chosen: no value after the cutoff can be seen
             past = panel.cut(first_step, group[:, 0])
-            made = fit_panel(clone(settings), ranks, past).fitted
+            made, _ = fit_panel(clone(settings), columns, ranks, past)
         made.require_modelled(panel.cut(first_step, group[:, -1]))
         windows = made.windows(panel)
         forecasts = forecasts_along(made.models, windows, group - 1, made.quantiles)
         for cutoff, values in zip(group.T, forecasts, strict=True):
             parts.append(_window_columns(made, panel, cutoff, values, outputs))
-    columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    types = panel.types | {"cutoff": panel.types[settings.time_col]}
-    return make_frame(columns, types, panel.backend)
+    found = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    types = panel.types | {"cutoff": panel.types[columns.time]}
+    return make_frame(found, types, panel.backend)
 
 
 def _require_long_series(panel: Panel, cutoff: np.ndarray, behind: int, least: int) -> None:
@@ -91,7 +92,7 @@ def _require_truth(panel: Panel, target: str, cutoffs: np.ndarray, h: int) -> No
 
 
 def _window_columns(
-    fitted: FittedForecaster,
+    fitted: FittedState,
     panel: Panel,
     cutoff: np.ndarray,
     forecasts: np.ndarray,

@@ -188,11 +188,11 @@ def choose_features(
     h: int,
     season: int,
     lag: int | str | None,
-    input_size: int | None,
     transform: str,
     ids: np.ndarray,
 ) -> Features:
-    """Choose from the data what the user leaves open: transform, long season, input size and unit.
+    """Choose from the data what the user leaves open: transform, long season, and the
+    input size and unit.
 
     Warns if a few values, which look like missing ones, are why logarithms are not used; ``ids``
     are the names of the series.
@@ -202,7 +202,7 @@ def choose_features(
     DataError
         If all values are missing, or ``transform`` is "log" and some values are not positive.
     SpecError
-        If ``lag`` is no multiple of the season.
+        If ``lag``, the long season, is no multiple of the season.
     """
     values = sample(source)
     low = LowValues.of(source)
@@ -215,15 +215,16 @@ def choose_features(
         lag = season
     n_lag = choose_lag(z, season) if lag == "auto" else int(lag)
     if n_lag % season:
-        raise SpecError(f"lag must be a multiple of the season of {season} steps, got {lag}")
-    if input_size is None:
-        input_size = min(max(season, 12), 48)
+        raise SpecError(
+            f"the long season of season_length must be a multiple of the season of {season} steps, "
+            f"got {lag}"
+        )
     smallest_scale = SMALLEST_SCALE * unit
     return Features(
         h,
         season,
         n_lag,
-        int(input_size),
+        min(max(season, 12), 48),
         log,
         unit,
         smallest_scale,

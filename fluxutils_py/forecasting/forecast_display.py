@@ -11,7 +11,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from fluxutils_py.errors import DataError
 from fluxutils_py.explaining.drawing import format_times, legend_above
-from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster
+from fluxutils_py.forecasting.fitted_state import FittedState
 from fluxutils_py.forecasting.forecaster import Forecaster
 from fluxutils_py.forecasting.history import History
 from fluxutils_py.forecasting.outputs import forecast_values, future_covariates, require_frame
@@ -84,9 +84,7 @@ class ForecastDisplay:
             One per series. None: make a new figure.
         """
         check_is_fitted(fc, "models_")
-        fitted = FittedForecaster(
-            fc.features_, fc.channels_, fc.covariates_, fc, fc.models_, fc.correction_
-        )
+        fitted = fc.state_
         history = fc.history_
         # more panels would not be legible in one figure
         ids = list(fc.ids_[:4] if ids is None else ids)
@@ -177,7 +175,7 @@ def _step_times(
 
 
 def _read_truth(
-    fitted: FittedForecaster,
+    fitted: FittedState,
     history: History,
     truth_df: object,
     series: list[int],

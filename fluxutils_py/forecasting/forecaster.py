@@ -16,19 +16,15 @@ from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.estimator.spec import explains_arguments
 from fluxutils_py.exporting.export_files import check_format
 from fluxutils_py.forecasting.correction import Correction
-from fluxutils_py.forecasting.covariates import Covariates
 from fluxutils_py.forecasting.cross_validation import cross_validate
 from fluxutils_py.forecasting.features import Features
-from fluxutils_py.forecasting.fit_options import (
-    FitOptions,
-)
-from fluxutils_py.forecasting.fitted_forecaster import (
-    FittedForecaster,
+from fluxutils_py.forecasting.fitted_state import (
+    FittedState,
     warn_short_series,
 )
 from fluxutils_py.forecasting.forecaster_export import check_forecaster_export, export_forecaster
 from fluxutils_py.forecasting.forecaster_files import (
-    load_fit,
+    load_state,
     read_forecaster,
     save_forecaster,
 )
@@ -39,9 +35,10 @@ from fluxutils_py.forecasting.forecaster_settings import (
     columns_of,
     course_of_fit,
     output_columns,
+    sorted_quantiles,
 )
 from fluxutils_py.forecasting.history import History, start_history
-from fluxutils_py.forecasting.model_fitting import Fit, fit_panel, require_same_networks
+from fluxutils_py.forecasting.model_fitting import fit_panel
 from fluxutils_py.forecasting.outputs import (
     forecast_any,
     forecast_frame,
@@ -50,8 +47,8 @@ from fluxutils_py.forecasting.outputs import (
     require_same_static,
     score_forecasts,
 )
-from fluxutils_py.forecasting.panel_windows import Channels
-from fluxutils_py.forecasting.reading import read_series
+from fluxutils_py.forecasting.panel_windows import PanelWindows
+from fluxutils_py.forecasting.read_series import check_val_size, read_series
 from fluxutils_py.frames.frames import is_frame
 from fluxutils_py.frames.frequency import Frequency
 from fluxutils_py.frames.panel import Panel, read_panel
@@ -78,9 +75,11 @@ class Forecaster(ForecasterSettings):
     ----------
     h : int
         Number of steps to forecast.
-    season_length : int, optional
+    season_length : int, or pair of int, optional
         Steps per season. None: chosen by ``freq``: a day of hours, a week of days, a year of
-        months; 1 for integers.
+        months; 1 for integers. The values a long season before each forecast step become inputs,
+        too: the multiple of the season, up to 8, that best explains the errors of the seasonal
+        naive forecast. A pair, such as ``(24, 168)``, gives both, ``(24,)`` no long season.
     freq : str, pandas offset or int, optional
         Time between two steps: an alias of pandas ("h", "15min", "D", "W", "MS", "ME", "B") or of
         polars, or an integer for integer times. None: inferred.
@@ -94,13 +93,6 @@ class Forecaster(ForecasterSettings):
         at each step of the horizon the weights between networks, seasonal naive forecast, last
         value, drift and means; see ``correction_``. The networks that are kept are trained on all
         data. False: the networks' own forecasts, in about two thirds of the time.
-    lag : int, "auto" or None
-        Steps per long season, a multiple of ``season_length``, such as a week in addition to the
-        day. The values that long before each forecast step become inputs. "auto": the multiple, up
-        to 8, that best explains the errors of the seasonal naive forecast. None: no long season.
-    input_size : int, optional
-        Number of last values that are inputs. None: one season, but at least 12 and at most 48.
-        Earlier values reach the forecast through the network's state.
     transform : "auto", "log" or "none"
         Whether to model the logarithms of the values. "auto": if all values are positive, and the
         loss is not "mse", which asks for means.
@@ -110,23 +102,20 @@ class Forecaster(ForecasterSettings):
         ``transform``), "mase" the original ones. "smape" adds half of "mae" to the symmetric
         percentage error. "auto": "smape" for logarithms, else "mae". The pinball loss of the
         quantiles is added.
-    network : "auto", "recurrent" or "segments"
-        "recurrent": recurrent layers read each series step by step, with lags as inputs.
-        "segments": a recurrent layer reads segments of the last values, a season each, and
-        forecasts segments of the horizon, for long horizons; it knows no covariates. "auto": the
-        one with the smaller error on the end of the training part, for which both are trained
-        without it (segments where they differ by less than 2 %); where only one can be used, that
-        one. See ``network_``.
-    cell : str or class
-        Recurrent layer, as in :class:`fluxutils_py.SequenceRegressor`.
-    model : nn.Module, class or callable, optional
-        Replaces the recurrent layers: maps windows ``(S, B, n_in)`` to ``(S, B, n_out)``. A class
-        or callable gets the arguments ``n_in`` and ``n_out`` (``hidden_size``). The forecaster adds
-        the output heads and a linear bypass. What it remembers between windows must be in layers
-        with a state, such as those of ``fluxutils_py.nn``.
-    hidden_size, num_layers, dropout : int, int, float
-        Width and number of the recurrent layers, and dropout of their outputs. A width of None is
-        32 for fewer than 10,000 values in all series, else 96.
+    network : "auto", "recurrent", "segments", name of a layer, module, class or callable
+        "recurrent": an LSTM reads each series step by step, with lags as inputs; "gru", "mingru"
+        and the other names of ``cell`` in :class:`fluxutils_py.SequenceRegressor` are other
+        recurrent layers. "segments": a recurrent layer reads segments of the last values, a season
+        each, and forecasts segments of the horizon, for long horizons; it knows no covariates.
+        "auto": "recurrent" or "segments", the one with the smaller error on the end of the training
+        part, for which both are trained without it (segments where they differ by less than 2 %);
+        where only one can be used, that one. See ``network_``. A module, class or callable
+        replaces the recurrent layers: it maps windows ``(S, B, n_in)`` to ``(S, B, n_out)``. A
+        class or callable gets the arguments ``n_in`` and ``n_out`` (``hidden_size``). The
+        forecaster adds the output heads and a linear bypass. What it remembers between windows
+        must be in layers with a state, such as those of ``fluxutils_py.nn``.
+    hidden_size : int, optional
+        Width of the recurrent layers. None: 32 for fewer than 10,000 values in all series, else 96.
     n_models : int, optional
         Number of networks, which differ in initial weights and dropout; their forecasts are
         averaged. None: 4, or 2 from 50,000 values on.
@@ -135,42 +124,34 @@ class Forecaster(ForecasterSettings):
         whichever is more. None: one for 64 values of all series, at least 100 and at most 1500.
     batchsize, seqsize : int
         Series and time steps per window.
-    lr, weight_decay : float
-        Peak learning rate of the one-cycle schedule, and weight decay, of AdamW.
-    n_iter_no_change : int, optional
-        With ``fit(val_size=)``: passes over the data to wait for a lower validation loss. None: a
-        quarter of all, but at least 3.
-    warm_start : bool
-        Whether ``fit`` goes on from the networks of the last fit, or of a file, with what was
-        chosen then: features, covariates, frequency. Else it begins anew.
+    lr : float
+        Peak learning rate of the one-cycle schedule of AdamW.
     hist_exog_list, futr_exog_list, stat_exog_list : sequence of str
         Columns with covariates: known only up to the forecast; also known ahead (pass them to
         ``predict``); one value per series. Columns that are neither numeric nor boolean are
         categories, which become embeddings; a category not seen in training has an embedding of
         zeros, with a warning.
-    id_col, time_col, target_col : str
-        Column names of the long frame.
-    alias : str
-        Name of the forecast column.
-    comm, scaling, device, callbacks, random_state, verbose
+    comm, device, callbacks, random_state, verbose
         As in :class:`fluxutils_py.Estimator`.
 
     Attributes
     ----------
+    state_ : FittedState
+        All that was learnt, whose fields are the attributes that follow.
     features_ : Features
         Settings chosen from the data: ``season``, ``lag``, ``input_size``, ``log``.
     frequency_ : Frequency
     loss_name_ : str or callable
-    models_ : list of nn.Module
+    models_ : tuple of nn.Module
     network_ : str
         The kind of the networks, "recurrent" or "segments".
     network_errors_ : dict of str to float
         What ``network="auto"`` compared: the mean absolute (for ``loss="mse"`` squared) error of
         each kind on the end of the training part, relative to that of the seasonal naive forecast.
         Empty if there was no choice.
-    loss_curve_ : list of float
+    loss_curve_ : tuple of float
         Training loss per epoch, averaged over the networks.
-    validation_loss_curve_ : list of float
+    validation_loss_curve_ : tuple of float
         Validation loss per epoch, with ``fit(val_size=)``, else empty.
     correction_ : Correction or None
         ``weights`` (sources, h) of ``SOURCES`` in the point forecast, ``offsets`` and ``spread`` of
@@ -204,15 +185,13 @@ class Forecaster(ForecasterSettings):
     """
 
     features_: Features
-    channels_: Channels
-    correction_: Correction | None
-    covariates_: Covariates
     frequency_: Frequency
     loss_name_: Any
-    loss_curve_: list[float]
-    validation_loss_curve_: list[float]
-    models_: list[nn.Module]
     network_: str
+    models_: tuple[nn.Module, ...]
+    correction_: Correction | None
+    loss_curve_: tuple[float, ...]
+    validation_loss_curve_: tuple[float, ...]
     network_errors_: dict[str, float]
 
     # -- fit and predict ---------------------------------------------------------------------------
@@ -225,6 +204,9 @@ class Forecaster(ForecasterSettings):
         static_df: object = None,
         val_size: int = 0,
         sample_weight: object = None,
+        id_col: str = "unique_id",
+        time_col: str = "ds",
+        target_col: str = "y",
     ) -> Self:
         """Train on a panel of series.
 
@@ -251,6 +233,9 @@ class Forecaster(ForecasterSettings):
             are scaled to mean 1 over values of weight above 0. A value of weight 0 has no part in
             the loss, and is an input like others.
 
+        id_col, time_col, target_col : str
+            Columns of ``df`` with ids, times and targets.
+
         Returns
         -------
         Forecaster
@@ -266,52 +251,42 @@ class Forecaster(ForecasterSettings):
             If a parameter or argument has an invalid value or shape. The message names it. An
             earlier fit stays in any case.
         """
-        options = FitOptions(val_size)
-        run_with_callbacks(self, lambda: self._fit(df, static_df, options, sample_weight))
+        keys = (id_col, time_col, target_col)
+        run_with_callbacks(self, lambda: self._fit(df, keys, static_df, val_size, sample_weight))
         return self
 
     def _fit(
-        self, df: object, static_df: object, options: FitOptions, sample_weight: object
+        self,
+        df: object,
+        keys: tuple[str, str, str],
+        static_df: object,
+        val_size: int,
+        sample_weight: object,
     ) -> None:
         with undisturbed(), RankGroup.from_comm(self.comm, "Forecaster.fit") as ranks:
             check_settings(self)
-            options.check(int(self.h))
-            if self.warm_start and hasattr(self, "models_"):
-                options = replace(options, start=self._fitted)
-                require_same_networks(self, self._fitted)
-            if options.start is None:
-                panel = read_series(
-                    df,
-                    columns_of(self),
-                    self.freq,
-                    static_df=static_df,
-                    sample_weight=sample_weight,
-                )
-            else:
-                panel = self._read_known(df, static_df, sample_weight=sample_weight)
-            ranks.require_equal(course_of_fit(self) | options.traits())
+            check_val_size(val_size, int(self.h))
+            columns = columns_of(self, *keys)
+            panel = read_series(
+                df, columns, self.freq, static_df=static_df, sample_weight=sample_weight
+            )
+            ranks.require_equal(course_of_fit(self) | {"val_size": val_size})
             end_fit = nothing
             if ranks.rank == 0:
                 end_fit = begin_fit(self, df, n_epochs=None, fitted=None)
             # before any attribute changes: after an error the earlier fit stays
-            fit = fit_panel(self, ranks, panel, options)
-        self._keep(fit)
+            state, windows = fit_panel(self, columns, ranks, panel, val_size)
+        self._keep(state, (windows, panel))
         end_fit()
 
-    def _keep(self, fit: Fit) -> None:
-        fitted = fit.fitted
-        self.features_ = fitted.features
-        self.channels_ = fitted.channels
-        self.covariates_ = fitted.covariates
-        self.models_ = list(fitted.models)
-        self.correction_ = fitted.correction
-        self.frequency_ = fit.frequency
-        self.loss_name_ = fit.loss
-        self.loss_curve_ = fit.loss_curve
-        self.validation_loss_curve_ = fit.validation_loss_curve
-        self.network_ = fitted.network
-        self.network_errors_ = fit.network_errors
-        self._origin = fit.origin
+    def _keep(self, state: FittedState, origin: History | tuple[PanelWindows, Panel]) -> None:
+        """Take what was learnt, and the ends of the series or what :func:`start_history` computes
+        them from.
+        """
+        self.state_ = state
+        self._origin = origin
+        for name, value in vars(state).items():
+            setattr(self, f"{name}_", value)
 
     @undisturbed()
     def predict(
@@ -357,7 +332,7 @@ class Forecaster(ForecasterSettings):
             name. Every rank has all of it.
         """
         fitted = self._fitted
-        outputs = output_columns(self, level, quantiles)
+        outputs = output_columns(fitted.quantiles, level, quantiles)
         history = self._history_of(df, static_df)
         values = forecast_any(fitted, history, futr_df, h)
         return forecast_frame(fitted, history.panel, values, outputs)
@@ -423,6 +398,9 @@ class Forecaster(ForecasterSettings):
         level: Sequence[float] | None = None,
         quantiles: Sequence[float] | None = None,
         static_df: object = None,
+        id_col: str = "unique_id",
+        time_col: str = "ds",
+        target_col: str = "y",
     ) -> Any:
         """Forecast the last part of each series, walking forward in time.
 
@@ -430,7 +408,7 @@ class Forecaster(ForecasterSettings):
 
         Parameters
         ----------
-        df, static_df : as in :meth:`fit`, but data frames only
+        df, static_df, id_col, time_col, target_col : as in :meth:`fit`, but data frames only
         n_windows : int
             Number of forecasts of ``h`` steps; the last one covers the last ``h`` steps.
         step_size : int, optional
@@ -468,7 +446,8 @@ class Forecaster(ForecasterSettings):
             step_size = int(settings.h) if step_size is None else step_size
             check_integer("n_windows", n_windows, 1)
             check_integer("step_size", step_size, 1)
-            outputs = output_columns(self, level, quantiles)
+            trained = sorted_quantiles(self) if fitted is None else fitted.quantiles
+            outputs = output_columns(trained, level, quantiles)
             walk = {"n_windows": n_windows, "step_size": step_size, "refit": refit}
             ranks.require_equal(walk | course_of_fit(settings))
             if not is_frame(df):
@@ -476,11 +455,14 @@ class Forecaster(ForecasterSettings):
                     "cross_validation takes a data frame; for an array (F, N, T), cut off steps "
                     "and predict"
                 )
-            check_output_names(self, outputs)
-            freq = self.freq if fitted is None else self.frequency_
-            panel = read_panel(df, columns_of(self), freq, static_df=static_df)
+            columns = columns_of(self, id_col, time_col, target_col)
+            if fitted is not None:
+                columns = fitted.columns
+            check_output_names(columns, outputs)
+            freq = self.freq if fitted is None else fitted.frequency
+            panel = read_panel(df, columns, freq, static_df=static_df)
             return cross_validate(
-                settings, fitted, ranks, panel, n_windows, step_size, bool(refit), outputs
+                settings, fitted, columns, ranks, panel, n_windows, step_size, bool(refit), outputs
             )
 
     @undisturbed()
@@ -539,83 +521,51 @@ class Forecaster(ForecasterSettings):
 
         Of several ranks only rank 0 writes; the others return at once.
         """
-        fitted = self._fitted
+        state = self._fitted
         if get_communicator(self.comm).rank == 0:
-            history = self.history_
-            fit = Fit(
-                fitted,
-                self.frequency_,
-                self.loss_name_,
-                self.loss_curve_,
-                self.validation_loss_curve_,
-                self.network_errors_,
-                history,
-            )
-            save_forecaster(path, fit, history)
+            save_forecaster(path, self, state, self.history_)
 
     @classmethod
     @undisturbed()
     def load(cls, path: str | PathLike[str], **arguments: Any) -> Self:
         """Load a forecaster that :meth:`save` wrote, without running code from the file.
 
-        ``arguments`` replace stored ones. A custom ``model``, ``cell`` or ``loss`` is not stored:
+        ``arguments`` replace stored ones. A custom ``network`` or ``loss`` is not stored:
         pass it again. Raises FileNotFoundError if there is no such file, and LoadError if it holds
         no forecaster.
         """
         # before the constructor, which needs the code that the file lacks
         content = read_forecaster(path, arguments, cls.__name__)
         forecaster = cls(**{**content["settings"], **arguments})
-        cls._keep(forecaster, load_fit(content, forecaster, path))
+        cls._keep(forecaster, *load_state(content, forecaster, path))
         return forecaster
 
     # -- data --------------------------------------------------------------------------------------
 
     @property
-    def _fitted(self) -> FittedForecaster:
-        """What this forecaster has learnt, with the column names that its settings have now."""
+    def _fitted(self) -> FittedState:
         check_is_fitted(self, "models_")
-        return FittedForecaster(
-            self.features_,
-            self.channels_,
-            self.covariates_,
-            self,
-            self.models_,
-            self.correction_,
-            self.network_,
-        )
+        return self.state_
 
-    def _read_known(
-        self,
-        df: object,
-        static_df: object,
-        zone: str | None = None,
-        *,
-        sample_weight: object = None,
-    ) -> Panel:
+    def _read_known(self, df: object, static_df: object, zone: str | None = None) -> Panel:
         """Return series of the kind of those of ``fit``; ``zone`` as in :func:`read_panel`."""
+        fitted = self._fitted
         known = self.history_.panel
         if is_frame(df) and known.shape is not None:
             raise DataError(
                 "df is a data frame, but the forecaster was fitted on an array (F, N, T)"
             )
         # with the frequency of fit: that of a few new rows may look like another
-        panel = read_series(
-            df,
-            columns_of(self),
-            self.frequency_,
-            static_df=static_df,
-            sample_weight=sample_weight,
-            zone=zone,
-        )
+        panel = read_series(df, fitted.columns, fitted.frequency, static_df=static_df, zone=zone)
         if panel.shape is not None and known.shape is None:
             raise DataError("df is an array, but the forecaster was fitted on a data frame")
         # a time without a zone cannot be compared with one that has one
         if (panel.zone is None) != (known.zone is None):
             raise DataError(
-                f"the times of column {self.time_col!r} must have a time zone if those of fit "
-                "had one"
+                f"the times of column {fitted.columns.time!r} must have a time zone if those of "
+                "fit had one"
             )
-        self._fitted.require_modelled(panel)
+        fitted.require_modelled(panel)
         return panel
 
     def _history_of(self, df: object, static_df: object) -> History:
@@ -644,9 +594,9 @@ class Forecaster(ForecasterSettings):
         odd = [label for label in ids if label not in stored and _id_type(label) not in types]
         if odd:
             raise DataError(
-                f"column {self.id_col!r} of df holds {type(odd[0]).__name__} such as {odd[0]!r}, "
-                f"and held {type(known[0]).__name__} such as {known[0]!r} when the forecaster was "
-                "fitted; convert the ids"
+                f"column {self.state_.columns.id!r} of df holds {type(odd[0]).__name__} such as "
+                f"{odd[0]!r}, and held {type(known[0]).__name__} such as {known[0]!r} when the "
+                "forecaster was fitted; convert the ids"
             )
 
     @property

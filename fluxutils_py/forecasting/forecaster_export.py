@@ -1,30 +1,388 @@
-"""Export forecasters, and compare the files with them."""
+"""Export forecasters, as one step in torch: values in, forecasts in the series' units out; and
+compare the files with them.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.lib.stride_tricks import sliding_window_view
+from torch import Tensor, nn
 
 from fluxutils_py.errors import ExportError
-from fluxutils_py.exporting import ExportedModel, Graph, write_graph
+from fluxutils_py.exporting import ExportedModel, Graph, InitialState, ModelStep, write_graph
 from fluxutils_py.exporting.export_files import Path
 from fluxutils_py.forecasting.covariates import Covariate, Covariates
-from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster
-from fluxutils_py.forecasting.forecast_step import ForecastStep
+from fluxutils_py.forecasting.direct_model import Ensemble
+from fluxutils_py.forecasting.features import LARGEST, SEASONS_BACK, Past
+from fluxutils_py.forecasting.fitted_state import FittedState
 from fluxutils_py.forecasting.history import forecasts_along
 from fluxutils_py.forecasting.panel_windows import PanelWindows
 from fluxutils_py.frames.panel import Panel
 from fluxutils_py.parallel import get_communicator
 from fluxutils_py.versions import installed_version
 
+
+class StepState(NamedTuple):
+    """What a step keeps of the steps before it, besides the states of the networks.
+
+    Attributes
+    ----------
+    values : Tensor of shape (2, B, K)
+        The last values, as they came and with missing ones filled in.
+    age : Tensor of shape (B,)
+        Steps since the last value that was not filled in from it; NaN before the first.
+    past : Tensor of shape (B, n), optional
+        The last past covariates.
+    known : Tensor of shape (B, n, season), optional
+        Each covariate known ahead at the last season's steps.
+    """
+
+    values: Tensor
+    age: Tensor
+    past: Tensor | None = None
+    known: Tensor | None = None
+
+    def present(self) -> tuple[Tensor, ...]:
+        """Return the tensors that the forecaster has."""
+        return tuple(tensor for tensor in self if tensor is not None)
+
+
+class ForecastStep(nn.Module):
+    """Features, networks and inverse of one step: ``step(*inputs, *states)`` returns ``(*forecasts,
+    *next_states)``.
+
+    Inputs are the value of each series, ``(B, 1)``, and, where the forecaster has them, its
+    covariates: past, static, and known ahead, numbers before codes of categories in each. The last
+    are ``(B, n * (1 + h))``: each at this step and at the next ``h``. NaN is a missing value.
+
+    Parameters
+    ----------
+    fitted : FittedState
+        Trained, on the processor.
+
+    Attributes
+    ----------
+    inputs : dict of str to int
+        Names and numbers of features of the inputs.
+    initial : tuple of InitialState
+        The tensors of a :class:`StepState`, then the states of the networks.
+    n_outputs : int
+        The point forecast and each quantile, ``(B, h)``.
+
+    Notes
+    -----
+    The formulas are those of :class:`Features`, on the values that the state holds.
+    """
+
+    def __init__(self, fitted: FittedState) -> None:
+        super().__init__()
+        self.features = features = fitted.features
+        self.channels = channels = fitted.channels
+        self.correction = fitted.correction
+        self.n_models = len(fitted.models)
+        self.n_outputs = len(fitted.names)
+        self.quantiles = fitted.quantiles
+        sizes = {
+            "past": channels.n_past,
+            "static": channels.n_static,
+            "known": channels.n_ahead * (1 + channels.h),
+        }
+        # a graph has no inputs of size 0
+        present = {name: n for name, n in sizes.items() if n}
+        self.inputs = {"y": 1, **present}
+        covariates = fitted.covariates
+        self._register_scales("past", covariates.hist)
+        self._register_scales("static", covariates.stat)
+        # each has a value now, and one at each of the next steps
+        self._register_scales("known", covariates.futr, times=1 + channels.h)
+        parameter = next(fitted.models[0].parameters())
+        self.dtype = parameter.dtype
+        self.network = self._network_step(fitted.models)
+        # enough for every feature, and for the seasons from which a missing value is filled in
+        n_seasons = SEASONS_BACK * features.season
+        self.n_kept = max(features.reach, n_seasons) + 1
+        states = self._initial_states()
+        self.n_states = len(states)
+        self.initial = (*states, *self.network.initial)
+
+    def _register_scales(
+        self,
+        name: str,
+        group: tuple[Covariate, ...],
+        times: int = 1,
+    ) -> None:
+        for part in ("mean", "scale"):
+            values = [getattr(covariate, part) for covariate in group]
+            buffer = torch.tensor(values, dtype=torch.float64)
+            self.register_buffer(f"{part}_{name}", buffer.repeat_interleave(times))
+
+    def _network_step(self, models: Sequence[nn.Module]) -> ModelStep:
+        networks = iter(models)
+        ensemble = Ensemble(lambda: next(networks), len(models))
+        # a separate generator: an export must not change the user's random numbers
+        generator = torch.Generator().manual_seed(0)
+        n_channels = self.channels.total
+        example = torch.randn(4, 2, n_channels, generator=generator)
+        example = example.to(self.dtype)
+        return ModelStep(ensemble, [example])
+
+    def _initial_states(self) -> list[InitialState]:
+        """Return the tensors of a :class:`StepState` before the first step: nothing is known."""
+
+        def missing(*shape: int) -> Tensor:
+            return torch.full(shape, torch.nan, dtype=torch.float64)
+
+        channels = self.channels
+        values = missing(2, 1, self.n_kept)
+        states = [InitialState(values, batch_axis=1)]
+        others = [missing(1)]
+        if channels.n_past:
+            others.append(missing(1, channels.n_past))
+        if channels.n_ahead:
+            season = self.features.season
+            others.append(missing(1, channels.n_ahead, season))
+        states += [InitialState(tensor, batch_axis=0) for tensor in others]
+        return states
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        n_inputs = len(self.inputs)
+        first_network = n_inputs + self.n_states
+        xs = self._scaled_inputs(tensors[:n_inputs])
+        state = self._named_state(tensors[n_inputs:first_network])
+        state = self._next_state(state, xs)
+        z, filled = state.values.unbind()
+        past = self.features.statistics(StepPast(z, filled))
+        inputs = self._network_inputs(past, xs, state)
+        out, *next_states = self.network(inputs, *tensors[first_network:])
+        forecasts = self._forecasts(past, out)
+        return (
+            *forecasts.unbind(-2),
+            *state.present(),
+            *next_states,
+        )
+
+    def _scaled_inputs(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Return the inputs by name, with those known ahead as (B, n, 1 + h)."""
+        xs = dict(zip(self.inputs, tensors, strict=True))
+        # all but y, in order: a graph is traced
+        for name in [*xs][1:]:
+            mean = getattr(self, f"mean_{name}")
+            scale = getattr(self, f"scale_{name}")
+            xs[name] = (xs[name] - mean) / scale
+        if "known" in xs:
+            channels = self.channels
+            sizes = (channels.n_ahead, 1 + channels.h)
+            xs["known"] = xs["known"].unflatten(-1, sizes)
+        return xs
+
+    def _named_state(self, tensors: Sequence[Tensor]) -> StepState:
+        # in the order of _initial_states
+        values, age, *others = tensors
+        past = others.pop(0) if self.channels.n_past else None
+        known = others.pop(0) if self.channels.n_ahead else None
+        return StepState(values, age, past, known)
+
+    def _next_state(
+        self,
+        state: StepState,
+        xs: dict[str, Tensor],
+    ) -> StepState:
+        """Return the state with the values and covariates of this step."""
+        past = state.past
+        if past is not None:
+            given = xs["past"]
+            past = torch.where(given.isnan(), past, given)
+        known = state.known
+        if known is not None:
+            current = xs["known"][..., :1]
+            last = known[..., -1:]
+            current = torch.where(current.isnan(), last, current)
+            earlier = known[..., 1:]
+            known = torch.cat([earlier, current], -1)
+        new = xs["y"]  # (B, 1)
+        if self.features.log:
+            new = new.log()
+        filled, age = self._filled_in(state, new)
+        both = torch.stack([new, filled])
+        kept = state.values.narrow(2, 1, self.n_kept - 1)
+        values = torch.cat([kept, both], -1)
+        return StepState(values, age, past, known)
+
+    def _filled_in(
+        self,
+        state: StepState,
+        value: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """Return a value (B, 1), filled in where it is missing, and the next ``age``.
+
+        The rule is that of ``Features.past``: from the last seasons, else from the last value.
+        """
+        # a value that was filled in counts for the last value only, as in training
+        given, filled_in = state.values.unbind()
+        filled = value
+        for back in range(1, SEASONS_BACK + 1):
+            at = self.n_kept - back * self.features.season
+            earlier = given.narrow(1, at, 1)
+            filled = torch.where(filled.isnan(), earlier, filled)
+        missing = filled.isnan()
+        older = state.age + 1
+        is_older = missing.squeeze(1)
+        age = torch.where(is_older, older, 0.0)
+        # the age is NaN before the first value, and then nothing is near
+        near = age <= self.features.memory
+        last = filled_in.narrow(1, -1, 1)
+        near = near.unsqueeze(1)
+        last = torch.where(near, last, torch.nan)
+        return torch.where(missing, last, filled), age
+
+    def _network_inputs(
+        self,
+        past: Past[Tensor],
+        xs: dict[str, Tensor],
+        state: StepState,
+    ) -> Tensor:
+        """Return the channels of the networks in the order of :class:`Channels`: (B, channels)."""
+        columns = list(self.features.input_columns(past))
+        features = torch.cat(columns, -1)
+        features = features.clamp(-LARGEST, LARGEST)
+        known = past.known[:, :, None]
+        unknown = ~known | features.isnan()
+        features = torch.where(unknown, 0.0, features)
+        parts = [features.squeeze(1)]
+        current = self._current_covariates(xs, state)
+        if current:
+            ordered = self.channels.in_order(current)
+            covariates = torch.stack(ordered, -1)
+            parts.append(covariates.nan_to_num())
+        if state.known is not None:
+            # of the values that the seasonal naive forecast repeats, the last one is the current
+            offsets = self.features.season - 1 + self.features.counterparts()
+            at = torch.from_numpy(offsets)
+            before = state.known[..., at]
+            later = xs["known"][..., 1:]
+            ahead = torch.cat([later, before], -1)
+            parts.append(ahead.flatten(-2).nan_to_num())
+        # base and scale, which only the loss in training reads
+        n_unused = self.channels.h * self.channels.base + 1
+        unused = torch.zeros_like(past.level)
+        parts.append(unused.expand(-1, n_unused))
+        return torch.cat(parts, -1).to(self.dtype)
+
+    def _current_covariates(
+        self,
+        xs: dict[str, Tensor],
+        state: StepState,
+    ) -> list[Tensor]:
+        covariates: list[Tensor] = []
+        if state.past is not None:
+            covariates += state.past.unbind(-1)
+        if "static" in xs:
+            covariates += xs["static"].unbind(-1)
+        if state.known is not None:
+            current = state.known[..., -1]
+            covariates += current.unbind(-1)
+        return covariates
+
+    def _forecasts(self, past: Past[Tensor], out: Tensor) -> Tensor:
+        """Return the forecasts (B, outputs, h) in the units of the series; NaN where no value is
+        known.
+        """
+        out = out.double()
+        by_model = out.unflatten(-1, (self.n_models, -1))
+        mean = by_model.mean(-2)
+        mean = mean.unflatten(-1, (self.n_outputs, -1))
+        # averaged before the transform is undone, as in "forecasts"
+        scale = past.scale[:, :, None]
+        if self.correction is not None:
+            baselines = self.features.baselines(past).squeeze(1)
+            mean = self.correction.apply(mean, baselines, torch)
+        y = past.naive + scale * mean
+        y = self.features.widened(y, past, self.quantiles)
+        if self.features.log:
+            y = y.exp()
+        elif self.features.nonnegative:
+            y = y.clamp(min=0.0)
+        # NaN: the naive forecast of 0 would pass for a forecast
+        known = past.known[:, :, None]
+        return torch.where(known, y, torch.nan)
+
+
+class StepPast:
+    """Past of one step in torch, as :class:`PastValues` with S = 1.
+
+    Parameters
+    ----------
+    z, filled : Tensor of shape (B, K)
+        The last values, the current one last, as they came and with missing ones filled in.
+    """
+
+    xp: ModuleType = torch
+
+    def __init__(self, z: Tensor, filled: Tensor) -> None:
+        self.z = z
+        self.filled = filled
+        self.n_kept = filled.shape[1]
+
+    def recent(self, n: int) -> Tensor:
+        last = self.filled.narrow(1, self.n_kept - n, n)
+        return last.unsqueeze(1)
+
+    def at(self, offsets: np.ndarray) -> Tensor:
+        # index_select: a graph keeps it as one operation
+        positions = torch.from_numpy(self.n_kept - 1 + offsets)
+        return self.filled.index_select(1, positions).unsqueeze(1)
+
+    def back(self, n: int) -> Tensor:
+        column = self.n_kept - 1 - n
+        return self.filled.narrow(1, column, 1)
+
+    def mean(self, n: int, back: int = 0) -> Tensor:
+        return _known_mean(self.filled, self.n_kept - back, n)
+
+    def slope(self, n: int) -> Tensor:
+        later = self.filled.narrow(1, 1, self.n_kept - 1)
+        earlier = self.filled.narrow(1, 0, self.n_kept - 1)
+        return _known_mean(later - earlier, self.n_kept - 1, n)
+
+    def mean_change(self, back: int, n: int) -> Tensor:
+        n_changes = self.n_kept - back
+        later = self.z.narrow(1, back, n_changes)
+        earlier = self.z.narrow(1, 0, n_changes)
+        return _known_mean((later - earlier).abs(), n_changes, n)
+
+    def any_missing(self, values: Tensor) -> bool:
+        return True  # a traced graph has one way through, for all values
+
+
+def _known_mean(
+    values: Tensor,
+    stop: int,
+    n: int,
+) -> Tensor:
+    """Return the mean (B, 1) of the values that are known among the ``n`` before column ``stop``;
+    NaN if none is.
+    """
+    # narrow: slices with negative bounds would wrap around
+    start = max(0, stop - n)
+    length = max(0, stop) - start
+    part = values.narrow(1, start, length)
+    known = ~part.isnan()
+    part = torch.where(known, part, 0.0)
+    total = part.sum(-1, keepdim=True)
+    count = known.sum(-1, keepdim=True)
+    return total / count
+
+
 N_COMPARED = 24  # steps at which forecasts are compared
 
 
 def export_forecaster(
-    fitted: FittedForecaster,
+    fitted: FittedState,
     path: Path,
     format: str,
     class_name: str,
@@ -62,7 +420,7 @@ def _describe_covariate(covariate: Covariate) -> dict[str, Any]:
 
 
 def check_forecaster_export(
-    fitted: FittedForecaster,
+    fitted: FittedState,
     path: Path,
     panel: Panel,
     tolerance: float,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import asdict, fields, is_dataclass, replace
+from types import UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import torch
@@ -20,58 +21,46 @@ from fluxutils_py.estimator.building import build_model, check_device
 from fluxutils_py.estimator.persistence import read_dtype
 from fluxutils_py.exporting.export_files import Path
 from fluxutils_py.forecasting.correction import SOURCES, Correction
-from fluxutils_py.forecasting.covariates import Covariate, Covariates
-from fluxutils_py.forecasting.features import Features
-from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster
+from fluxutils_py.forecasting.fitted_state import FittedState
 from fluxutils_py.forecasting.forecaster_settings import ForecasterSettings
 from fluxutils_py.forecasting.history import History
-from fluxutils_py.forecasting.model_fitting import Fit, make_network
+from fluxutils_py.forecasting.model_fitting import make_network
 from fluxutils_py.forecasting.network_size import size_of, with_size
-from fluxutils_py.forecasting.panel_windows import Channels
-from fluxutils_py.forecasting.reading import STEPS
+from fluxutils_py.forecasting.read_series import STEPS
 from fluxutils_py.frames.frames import require
-from fluxutils_py.frames.frequency import Frequency
-from fluxutils_py.frames.panel import Panel
 from fluxutils_py.training.plain_files import read_file, write_file
 
 KIND = "fluxutils_py forecaster"
-FORMAT = 2
+FORMAT = 3
+OF_0_2_0 = 2  # the format of files of 0.2.0
 PLAIN = (bool, int, float, str, type(None))
 NOT_STORED = ("callbacks", "device", "comm")  # code, or specific to a machine
-CODE = ("cell", "model", "loss", "freq")  # stored only if they are plain data
+CODE = ("network", "loss", "freq")  # stored only if they are plain data
 GROUPS = ("hist", "futr", "stat")  # of covariates
-ARRAYS = ("tail", "lengths", "static")  # of a history
+
+T = TypeVar("T")
 
 
 def save_forecaster(
-    path: Path,
-    fit: Fit,
-    history: History,
+    path: Path, settings: ForecasterSettings, state: FittedState, history: History
 ) -> None:
     """Write a fitted forecaster; see ``Forecaster.save``."""
-    fitted = fit.fitted
-    _require_plain_labels(fitted, history)
-    arguments = _stored_arguments(fitted.settings)
-    dtype = next(fitted.models[0].parameters()).dtype
+    _require_plain_labels(state, history)
+    arguments = _stored_arguments(settings)
+    dtype = next(state.models[0].parameters()).dtype
+    loss = state.loss_name if isinstance(state.loss_name, str) else None
+    # values are in the tail, and networks need their settings
+    panel = replace(history.panel, values={}, static={}, types=_texts(history.panel.types))
     content = {
         "kind": KIND,
         "format": FORMAT,
         "settings": {k: _to_plain(v) for k, v in arguments.items() if _is_plain(v)},
-        "code": code_arguments(fitted.settings),
-        "features": asdict(fitted.features),
-        "channels": asdict(fitted.channels),
-        "covariates": _to_plain(asdict(fitted.covariates)),
-        "frequency": asdict(fit.frequency),
-        "correction": _plain_correction(fitted.correction),
-        "loss_name": fit.loss if isinstance(fit.loss, str) else None,
-        "loss_curve": fit.loss_curve,
-        "validation_loss_curve": fit.validation_loss_curve,
-        "network": fitted.network,
-        "network_errors": fit.network_errors,
-        "models": [{k: v.detach() for k, v in m.state_dict().items()} for m in fitted.models],
-        "hidden_size": size_of(fitted.models[0]),
+        "code": code_arguments(settings),
+        "state": _to_plain(replace(state, models=(), loss_name=loss)),
+        "models": [{k: v.detach() for k, v in m.state_dict().items()} for m in state.models],
+        "hidden_size": size_of(state.models[0]),
         "dtype": str(dtype).removeprefix("torch."),
-        "history": _plain_history(history),
+        "history": _to_plain(replace(history, panel=panel)),
     }
     write_file(path, content)
 
@@ -92,13 +81,13 @@ def _stored_arguments(settings: ForecasterSettings) -> dict[str, Any]:
     }
 
 
-def _require_plain_labels(fitted: FittedForecaster, history: History) -> None:
+def _require_plain_labels(state: FittedState, history: History) -> None:
     """Raise DataError, before a file is written, if it could not be read: ids and categories must
     be plain data.
     """
-    labels: dict[str, Iterable[Any]] = {fitted.columns.id: history.panel.ids}
+    labels: dict[str, Iterable[Any]] = {state.columns.id: history.panel.ids}
     for group in GROUPS:
-        for covariate in getattr(fitted.covariates, group):
+        for covariate in getattr(state.covariates, group):
             labels[covariate.name] = covariate.categories or ()
     for column, values in labels.items():
         odd = [v for v in values if not isinstance(_to_plain(v), PLAIN)]
@@ -112,17 +101,23 @@ def _require_plain_labels(fitted: FittedForecaster, history: History) -> None:
 
 def read_forecaster(
     path: Path,
-    arguments: dict[str, Any],
+    arguments: Mapping[str, Any],
     class_name: str,
 ) -> dict[str, Any]:
     """Read the file of a forecaster; LoadError if ``arguments`` lack the code that it does not
     hold.
     """
-    content = read_file(path, KIND, format=FORMAT)
+    content = read_file(path, KIND)
     with _damage_is_an_error(path):
-        content = _current(content, path)
-    # before the constructor, whose errors would not say that a file lacks code
-    missing = [name for name in content["code"] if name not in arguments]
+        if content["format"] == OF_0_2_0:
+            content = _of_0_2_0(content, path)
+        if content["format"] != FORMAT:
+            raise LoadError(
+                f"{path} has format {content['format']}, this version reads {FORMAT}: update "
+                "fluxutils_py"
+            )
+        # before the constructor, whose errors would not say that a file lacks code
+        missing = [name for name in content["code"] if name not in arguments]
     if missing:
         raise LoadError(
             f"{path} does not hold the forecaster's {' and '.join(missing)}, which is code of its "
@@ -131,45 +126,29 @@ def read_forecaster(
     return content
 
 
-def _current(content: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the content of a file of 0.2.0 as files have it now."""
-    settings = content["settings"]
-    settings.pop("calendar", None)
-    settings.pop("n_jobs", None)
-    # what the calendar made is given as a column now
-    for covariate in content["covariates"]["futr"]:
-        if covariate.pop("from_time", False):
-            settings["futr_exog_list"] = [*settings["futr_exog_list"], covariate["name"]]
-    for covariate in content["covariates"]["hist"] + content["covariates"]["stat"]:
-        covariate.pop("from_time", None)
-    frequency = content["frequency"]
-    if frequency is None:  # of an array, which was no panel
-        n = len(content["history"]["lengths"])
-        frequency = content["frequency"] = asdict(STEPS)
-        content["history"]["panel"] = {
-            "ids": list(range(n)),
-            "first": torch.zeros(n, dtype=torch.int64),
-            "zone": None,
-            "backend": "pandas",
-            "types": {},
-            "shape": content["shape"],
-        }
-    if len(frequency.pop("times", ())):
-        raise LoadError(
-            f"{path}: its freq={frequency['text']!r} is not supported any more: fit again, with "
-            "numbers of the times in a column of integers"
-        )
-    return content
-
-
-def load_fit(
-    content: dict[str, Any],
-    settings: ForecasterSettings,
-    path: Path,
-) -> Fit:
+def load_state(
+    content: dict[str, Any], settings: ForecasterSettings, path: Path
+) -> tuple[FittedState, History]:
     """Return what a file holds besides the settings; see ``Forecaster.load``."""
     with _damage_is_an_error(path):
-        return _load_fit(content, settings, path)
+        state = _from_plain(FittedState, content["state"])
+        history = _from_plain(History, content["history"])
+        types = {k: _parse_type(v) for k, v in history.panel.types.items()}
+        history.panel = replace(history.panel, types=types)
+        if state.loss_name is None:  # code, which the user gives again
+            state = replace(state, loss_name=settings.loss)
+        _check_shapes(state.correction, state)
+        as_fitted = copy(settings)
+        if as_fitted.hidden_size is None:
+            as_fitted.hidden_size = int(content["hidden_size"])
+        sized = with_size(as_fitted, 0)
+        dtype = read_dtype(content["dtype"], path)
+
+        def build() -> nn.Module:
+            return build_model(make_network(sized, state), None, None, dtype, None)
+
+        models = [_load_network(stored, settings, build, path) for stored in content["models"]]
+        return replace(state, models=tuple(models)), history
 
 
 @contextmanager
@@ -184,47 +163,14 @@ def _damage_is_an_error(path: Path) -> Iterator[None]:
         raise LoadError(f"{path} is damaged ({type(error).__name__}: {error})") from error
 
 
-def _load_fit(
-    content: dict[str, Any],
-    settings: ForecasterSettings,
-    path: Path,
-) -> Fit:
-    # the lists of a file are tuples here
-    sizes: dict[str, Any] = {
-        k: tuple(v) if isinstance(v, list) else v for k, v in content["channels"].items()
-    }
-    channels = Channels(**sizes)
-    dtype = read_dtype(content["dtype"], path)
-    as_fitted = copy(settings)
-    if as_fitted.hidden_size is None:
-        as_fitted.hidden_size = int(content["hidden_size"])
-    sized = with_size(as_fitted, 0)
-    fitted = FittedForecaster(
-        _load_features(content["features"]),
-        channels,
-        _load_covariates(content["covariates"]),
-        settings,
-        correction=_load_correction(content["correction"], channels.h, len(settings.quantiles)),
-        network=content["network"],
-    )
-
-    def build() -> nn.Module:
-        return build_model(make_network(sized, fitted), None, None, dtype, None)
-
-    models = [_load_network(stored, settings, build, path) for stored in content["models"]]
-    fitted = replace(fitted, models=models)
-    frequency = Frequency(**content["frequency"])
-    # None: the loss is code, which the user gives again
-    loss = settings.loss if content["loss_name"] is None else content["loss_name"]
-    return Fit(
-        fitted,
-        frequency,
-        loss,
-        content["loss_curve"],
-        content["validation_loss_curve"],
-        content["network_errors"],
-        origin=_load_history(content["history"], frequency),
-    )
+def _check_shapes(correction: Correction | None, state: FittedState) -> None:
+    if correction is None:
+        return
+    h = state.h
+    shapes = {name: array.shape for name, array in vars(correction).items()}
+    of_steps = {"spread": (h,), "trust": (h,)}
+    if shapes != of_steps | {"weights": (len(SOURCES), h), "offsets": (state.n_quantiles, h)}:
+        raise ValueError(f"the correction has shapes {shapes}")
 
 
 def _load_network(
@@ -239,27 +185,7 @@ def _load_network(
     return model.eval()
 
 
-def _load_features(content: dict[str, Any]) -> Features:
-    # the lists of a file are tuples here
-    return Features(**content | {"wander": tuple(content["wander"])})
-
-
-def _plain_correction(correction: Correction | None) -> dict[str, Any] | None:
-    if correction is None:
-        return None
-    arrays = asdict(correction)
-    return {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
-
-
-def _load_correction(content: dict[str, Any] | None, h: int, n_quantiles: int) -> Correction | None:
-    if content is None:
-        return None
-    correction = Correction(**{name: tensor.numpy() for name, tensor in content.items()})
-    shapes = {name: tuple(tensor.shape) for name, tensor in content.items()}
-    of_steps = {"spread": (h,), "trust": (h,)}
-    if shapes != of_steps | {"weights": (len(SOURCES), h), "offsets": (n_quantiles, h)}:
-        raise ValueError(f"the correction has shapes {shapes}")
-    return correction
+# -- plain data ------------------------------------------------------------------------------------
 
 
 def _is_plain(value: object) -> bool:
@@ -268,15 +194,23 @@ def _is_plain(value: object) -> bool:
 
 
 def _to_plain(value: Any) -> Any:
-    """Return the numbers and text of Python for those of NumPy and for subclasses of them.
+    """Return dataclasses as dicts of their fields, arrays as tensors, and the numbers and text of
+    Python for those of NumPy and for subclasses of them.
 
-    Other values stay: :func:`_require_plain_labels` names their column. ``to_plain_data`` of
-    ``training/plain_files.py`` would refuse them, and subclasses of text such as enumerations.
+    Other values stay: :func:`_require_plain_labels` names their column.
     """
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _to_plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        return torch.from_numpy(value.copy())  # a view of a large array would be stored whole
     if isinstance(value, dict):
         return {k: _to_plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple | np.ndarray):
         return [_to_plain(v) for v in value]
+    return _plain_scalar(value)
+
+
+def _plain_scalar(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, str):
@@ -287,57 +221,29 @@ def _to_plain(value: Any) -> Any:
     return value
 
 
-def _load_covariates(content: dict[str, Any]) -> Covariates:
-    return Covariates(**{group: tuple(map(_load_covariate, content[group])) for group in GROUPS})
+def _from_plain(kind: type[T], content: dict[str, Any]) -> T:
+    """Return the dataclass that :func:`_to_plain` took apart."""
+    hints = get_type_hints(kind)
+    return kind(**{name: _as_type(hints[name], value) for name, value in content.items()})
 
 
-def _load_covariate(content: dict[str, Any]) -> Covariate:
-    categories = content["categories"]
-    if categories is not None:
-        categories = tuple(categories)
-    return Covariate(**content | {"categories": categories})
+def _as_type(hint: Any, value: Any) -> Any:
+    """Return a value of a file as the type of a field."""
+    if get_origin(hint) in (UnionType, Union):
+        if value is None:
+            return None
+        (hint,) = (arg for arg in get_args(hint) if arg is not type(None))
+    if get_origin(hint) is tuple:
+        return tuple(_as_type(get_args(hint)[0], v) for v in value)
+    if is_dataclass(hint) and isinstance(hint, type):
+        return _from_plain(hint, value)
+    if hint is np.ndarray:
+        return value.numpy() if isinstance(value, Tensor) else np.array(value, object)
+    return value
 
 
-def _plain_history(history: History) -> dict[str, Any]:
-    # copies: a view of a large array would be stored with all of it
-    arrays = {name: torch.from_numpy(np.array(getattr(history, name))) for name in ARRAYS}
-    return {**arrays, "states": history.states, "panel": _plain_panel(history.panel)}
-
-
-def _plain_panel(panel: Panel) -> dict[str, Any]:
-    return {
-        "ids": [_to_plain(i) for i in panel.ids],
-        "first": torch.from_numpy(np.array(panel.first)),
-        "zone": panel.zone,
-        "backend": panel.backend,
-        "types": {k: repr(v) for k, v in panel.types.items()},
-        "shape": panel.shape,
-    }
-
-
-def _load_history(content: dict[str, Any], frequency: Frequency) -> History:
-    arrays = {name: content[name].numpy() for name in ARRAYS}
-    panel = _load_panel(content["panel"], arrays["lengths"], frequency)
-    return History(**arrays, states=content["states"], panel=panel)
-
-
-def _load_panel(
-    content: dict[str, Any],
-    lengths: np.ndarray,
-    frequency: Frequency,
-) -> Panel:
-    return Panel(
-        np.array(content["ids"], object),
-        content["first"].numpy(),
-        lengths,
-        values={},
-        static={},
-        frequency=frequency,
-        zone=content["zone"],
-        types={k: _parse_type(v) for k, v in content["types"].items()},
-        backend=content["backend"],
-        shape=content.get("shape"),
-    )
+def _texts(types: Mapping[str, Any]) -> dict[str, str]:
+    return {name: repr(dtype) for name, dtype in types.items()}
 
 
 def _parse_type(text: str) -> Any:
@@ -360,3 +266,77 @@ def _parse_type(text: str) -> Any:
     if re.fullmatch(r"Date|U?Int\d+|String|Categorical|Object", text):
         return getattr(nw, text)()
     return nw.String()
+
+
+# -- files of 0.2.0 --------------------------------------------------------------------------------
+
+
+# fields of the state that a file of 0.2.0 has under the same names
+SAME = (
+    "features",
+    "channels",
+    "covariates",
+    "correction",
+    "loss_name",
+    "loss_curve",
+    "validation_loss_curve",
+    "network",
+    "network_errors",
+)
+
+
+def _of_0_2_0(content: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return the content of a file of 0.2.0 as files have it now."""
+    old = content["settings"]
+    settings = _settings_of_0_2_0(old, content)
+    covariates = content["covariates"]
+    for covariate in (c for group in GROUPS for c in covariates[group]):
+        if covariate.pop("from_time"):  # what the calendar made is given as columns now
+            settings["futr_exog_list"] = [*settings["futr_exog_list"], covariate["name"]]
+    panel = _panel_of_0_2_0(content, path)
+    columns = {group: settings[f"{group}_exog_list"] for group in GROUPS}
+    columns |= {"id": old["id_col"], "time": old["time_col"], "target": old["target_col"]}
+    state = {name: content[name] for name in SAME}
+    state |= {"columns": columns, "frequency": panel["frequency"]}
+    state["quantiles"] = sorted(map(float, settings["quantiles"]))
+    code = [*content["code"], *(["model"] if old["num_layers"] > 1 else [])]
+    return {
+        "format": FORMAT,
+        "settings": settings,
+        "code": sorted({"network" if name in ("cell", "model") else name for name in code}),
+        "state": state,
+        "models": content["models"],
+        "hidden_size": content["hidden_size"],
+        "dtype": content["dtype"],
+        "history": content["history"] | {"panel": panel},
+    }
+
+
+def _panel_of_0_2_0(content: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return the ids and times of the series, which an array had not."""
+    lengths = content["history"]["lengths"]
+    panel = content["history"]["panel"]
+    frequency = content["frequency"]
+    if frequency is None or panel is None:
+        frequency = asdict(STEPS)
+        panel = {"ids": list(range(len(lengths))), "first": torch.zeros_like(lengths)}
+        panel |= {"zone": None, "backend": "pandas", "types": {}}
+    elif len(frequency.pop("times")):
+        raise LoadError(
+            f"{path}: its freq={frequency['text']!r} is not supported any more: fit again, with "
+            "numbers of the times in a column of integers"
+        )
+    panel |= {"lengths": lengths, "values": {}, "static": {}, "frequency": frequency}
+    return panel | {"shape": content["shape"]}
+
+
+def _settings_of_0_2_0(old: Mapping[str, Any], content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a forecaster of 0.2.0 as they are given now."""
+    names = ForecasterSettings(h=1).get_params(deep=False)
+    settings = {name: value for name, value in old.items() if name in names}
+    if old["lag"] != "auto":
+        season = old["season_length"] or content["features"]["season"]
+        settings["season_length"] = [season] if old["lag"] is None else [season, old["lag"]]
+    if old["network"] != "segments" and old.get("cell", "lstm") != "lstm":
+        settings["network"] = old["cell"]
+    return settings

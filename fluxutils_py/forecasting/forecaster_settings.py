@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from inspect import signature
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,26 +16,10 @@ from fluxutils_py.frames.panel import Columns
 from fluxutils_py.sklearn_callbacks import CallbackSupport
 from fluxutils_py.validation import check_integer, check_positive
 
-POSITIVE_INTEGERS = (
-    "h",
-    "num_layers",
-    "batchsize",
-    "seqsize",
-)
+POINT = "Forecaster"  # column of the point forecast
 RECURRENT, SEGMENTS = "recurrent", "segments"
-NETWORKS = (RECURRENT, SEGMENTS)
 # what a rank may choose for itself, since it does not change what is trained
-OF_RANK = (
-    "comm",
-    "device",
-    "callbacks",
-    "random_state",
-    "verbose",
-    "id_col",
-    "time_col",
-    "target_col",
-    "alias",
-)
+OF_RANK = ("comm", "device", "callbacks", "random_state", "verbose")
 
 
 class ForecasterSettings(CallbackSupport, BaseEstimator):
@@ -45,38 +28,24 @@ class ForecasterSettings(CallbackSupport, BaseEstimator):
     def __init__(
         self,
         h: int,
-        season_length: int | None = None,
+        season_length: int | Sequence[int] | None = None,
         freq: Any = None,
         *,
         quantiles: Sequence[float] = (),
         calibrate: bool = True,
-        lag: Any = "auto",
-        input_size: int | None = None,
         transform: str = "auto",
         loss: Any = "auto",
-        network: str = "auto",
-        cell: Any = "lstm",
-        model: Any = None,
+        network: Any = "auto",
         hidden_size: int | None = None,
-        num_layers: int = 1,
-        dropout: float = 0.1,
         n_models: int | None = None,
         max_steps: int | None = None,
         batchsize: int = 48,
         seqsize: int = 96,
         lr: float = 4e-3,
-        weight_decay: float = 1e-3,
-        n_iter_no_change: int | None = None,
-        warm_start: bool = False,
         hist_exog_list: Sequence[str] = (),
         futr_exog_list: Sequence[str] = (),
         stat_exog_list: Sequence[str] = (),
-        id_col: str = "unique_id",
-        time_col: str = "ds",
-        target_col: str = "y",
-        alias: str = "Forecaster",
         comm: Any = "auto",
-        scaling: str = "weak",
         device: Any = None,
         callbacks: Any = None,
         random_state: Any = None,
@@ -87,33 +56,19 @@ class ForecasterSettings(CallbackSupport, BaseEstimator):
         self.freq = freq
         self.quantiles = quantiles
         self.calibrate = calibrate
-        self.lag = lag
-        self.input_size = input_size
         self.transform = transform
         self.loss = loss
         self.network = network
-        self.cell = cell
-        self.model = model
         self.hidden_size = hidden_size
-        self.num_layers = num_layers
-        self.dropout = dropout
         self.n_models = n_models
         self.max_steps = max_steps
         self.batchsize = batchsize
         self.seqsize = seqsize
         self.lr = lr
-        self.weight_decay = weight_decay
-        self.n_iter_no_change = n_iter_no_change
-        self.warm_start = warm_start
         self.hist_exog_list = hist_exog_list
         self.futr_exog_list = futr_exog_list
         self.stat_exog_list = stat_exog_list
-        self.id_col = id_col
-        self.time_col = time_col
-        self.target_col = target_col
-        self.alias = alias
         self.comm = comm
-        self.scaling = scaling
         self.device = device
         self.callbacks = callbacks
         self.random_state = random_state
@@ -126,35 +81,40 @@ ForecasterSettings.__init__.__qualname__ = "Forecaster.__init__"
 
 def check_settings(settings: ForecasterSettings) -> None:
     """Raise SpecError, which names the parameter, if a setting of a forecaster is invalid."""
-    for name in POSITIVE_INTEGERS:
+    for name in ("h", "batchsize", "seqsize"):
         check_integer(name, getattr(settings, name), 1, error=SpecError)
-    for name in (
-        "season_length",
-        "input_size",
-        "hidden_size",
-        "max_steps",
-        "n_models",
-        "n_iter_no_change",
-    ):
+    for name in ("hidden_size", "max_steps", "n_models"):
         check_integer(name, getattr(settings, name), 1, optional=True, error=SpecError)
     check_positive("lr", settings.lr, error=SpecError)
     if not isinstance(settings.calibrate, bool | np.bool_):
         raise SpecError(f"calibrate must be True or False, got {settings.calibrate!r}")
-    if settings.lag not in ("auto", None):
-        check_integer("lag", settings.lag, 1, error=SpecError)
     if settings.transform not in ("auto", *TRANSFORMS):
         raise SpecError(f"transform must be 'auto', 'log' or 'none', got {settings.transform!r}")
     _check_loss(settings.loss)
-    _check_network(settings)
+    season, long_season = seasons_of(settings)
+    check_integer("season_length", season, 1, optional=True, error=SpecError)
+    if long_season not in ("auto", None):
+        check_integer("season_length", long_season, 1, error=SpecError)
+    _check_network(settings, long_season)
     # before the quantiles are counted and the names are compared
     _check_list("quantiles", settings.quantiles, "numbers")
     for name in ("hist_exog_list", "futr_exog_list", "stat_exog_list"):
         _check_list(name, getattr(settings, name), "columns")
-    _check_alias(settings)
     _check_quantiles(settings.quantiles)
-    # a model replaces the layers of a cell
-    if settings.model is None:
-        cell_of(settings.cell)
+
+
+def seasons_of(settings: ForecasterSettings) -> tuple[Any, Any]:
+    """Return the season, None if it follows from the times, and the long season: "auto", a number
+    of steps, or None for none.
+    """
+    given = settings.season_length
+    if not isinstance(given, list | tuple | np.ndarray):
+        return given, "auto"
+    if len(given) not in (1, 2):
+        raise SpecError(
+            f"season_length must be one number, or a season and a long one, got {given!r}"
+        )
+    return given[0], given[1] if len(given) == 2 else None
 
 
 def _check_loss(loss: object) -> None:
@@ -170,30 +130,25 @@ def _check_loss(loss: object) -> None:
         )
 
 
-def _check_network(settings: ForecasterSettings) -> None:
-    if settings.network not in ("auto", *NETWORKS):
+def _check_network(settings: ForecasterSettings, long_season: object) -> None:
+    network = settings.network
+    names = ("auto", RECURRENT, SEGMENTS, *CELLS)
+    if network not in names if isinstance(network, str) else not callable(network):
         raise SpecError(
-            f"network must be 'auto', {' or '.join(map(repr, NETWORKS))}, got {settings.network!r}"
+            f"network must be one of {', '.join(map(repr, names))}, or a module or callable, got "
+            f"{network!r}"
         )
-    names = ", ".join(f"{name}={value!r}" for name, value in recurrent_settings(settings).items())
-    if settings.network == SEGMENTS and names:
+    if isinstance(network, str) and network == SEGMENTS and long_season != "auto":
         raise SpecError(
-            f"{names} is of recurrent networks, and network='segments' has none of it; leave it "
-            "out, or set network='recurrent'"
+            f"season_length={settings.season_length!r} gives a long season, which network="
+            "'segments' does not have; give one number, or network='recurrent'"
         )
 
 
-def recurrent_settings(settings: ForecasterSettings) -> dict[str, Any]:
-    """Return the settings that only recurrent networks have and that are not the defaults."""
-    defaults = signature(type(settings)).parameters
-    names = ("lag", "input_size", "cell", "model", "num_layers")
-    values = {name: getattr(settings, name) for name in names}
-    return {k: v for k, v in values.items() if not _is_default(v, defaults[k].default)}
-
-
-def _is_default(value: object, default: object) -> bool:
-    # not by == of any values: arrays and modules have another one
-    return value is default or (isinstance(value, str) and value == default)
+def kind_of(settings: ForecasterSettings) -> str:
+    """Return the kind of networks that is asked for: "auto", "recurrent" or "segments"."""
+    network = settings.network
+    return network if isinstance(network, str) and network in ("auto", SEGMENTS) else RECURRENT
 
 
 def _check_list(name: str, value: object, items: str) -> None:
@@ -202,33 +157,15 @@ def _check_list(name: str, value: object, items: str) -> None:
         raise SpecError(f"{name} must be a list of {items}, got {value!r}")
 
 
-def _check_alias(settings: ForecasterSettings) -> None:
-    # a forecast in such a column would overwrite it
-    used = (settings.id_col, settings.time_col, settings.target_col, "cutoff")
-    if not isinstance(settings.alias, str) or settings.alias in used:
-        raise SpecError(
-            f"alias must be a name other than {', '.join(map(repr, used))}, got {settings.alias!r}"
-        )
-
-
 def _check_quantiles(quantiles: Sequence[float]) -> None:
     valid = [q for q in quantiles if isinstance(q, float | np.floating) and 0 < q < 1]
     # compared as the columns name them
-    names = {quantile_column("", q) for q in valid}
+    names = {quantile_column(q) for q in valid}
     if len(valid) < len(quantiles) or len(names) < len(valid):
         raise SpecError(
             f"quantiles must be different numbers between 0 and 1, got {quantiles!r}; columns "
             "have six digits"
         )
-
-
-def cell_of(cell: object) -> Callable[..., Any]:
-    """Return the recurrent layer for a name, or a class unchanged; SpecError for anything else."""
-    # checked before a network is built, where an error would not name the parameter
-    layer = CELLS.get(cell) if isinstance(cell, str) else cell
-    if not callable(layer):
-        raise SpecError(f"cell must be one of {', '.join(CELLS)}, or a class, got {cell!r}")
-    return layer
 
 
 def course_of_fit(settings: ForecasterSettings) -> dict[str, str]:
@@ -258,87 +195,91 @@ def sorted_quantiles(settings: ForecasterSettings) -> tuple[float, ...]:
     return tuple(sorted(map(float, settings.quantiles)))
 
 
-def columns_of(settings: ForecasterSettings) -> Columns:
+def columns_of(
+    settings: ForecasterSettings, id_col: str, time_col: str, target_col: str
+) -> Columns:
     """Return the columns that a forecaster reads."""
     return Columns(
-        settings.id_col,
-        settings.time_col,
-        settings.target_col,
+        id_col,
+        time_col,
+        target_col,
         tuple(settings.hist_exog_list),
         tuple(settings.futr_exog_list),
         tuple(settings.stat_exog_list),
     )
 
 
-def quantile_column(alias: str, q: float) -> str:
+def quantile_column(q: float) -> str:
     """Return the column of a quantile, as NeuralForecast names it: by the level in per cent of the
     band that it bounds.
 
     Examples
     --------
-    >>> [quantile_column("NHITS", q) for q in (0.1, 0.5, 0.975)]
-    ['NHITS-lo-80', 'NHITS-median', 'NHITS-hi-95']
+    >>> [quantile_column(q) for q in (0.1, 0.5, 0.975)]
+    ['Forecaster-lo-80', 'Forecaster-median', 'Forecaster-hi-95']
     """
     level = f"{abs(200 * q - 100):.6g}"
     if level == "0" or abs(q - 0.5) < 1e-9:
-        return f"{alias}-median"
-    return f"{alias}-{'lo' if q < 0.5 else 'hi'}-{level}"
-
-
-def column_names(settings: ForecasterSettings) -> list[str]:
-    """Return the names of the columns with forecasts: of the point forecast, then each quantile."""
-    alias = settings.alias
-    return [alias, *(quantile_column(alias, q) for q in sorted_quantiles(settings))]
+        return f"{POINT}-median"
+    return f"{POINT}-{'lo' if q < 0.5 else 'hi'}-{level}"
 
 
 def output_columns(
-    settings: ForecasterSettings,
+    trained: Sequence[float],
     level: Sequence[float] | None = None,
     quantiles: Sequence[float] | None = None,
 ) -> dict[str, int]:
     """Return the columns of forecasts that ``level`` or ``quantiles`` of ``Forecaster.predict`` ask
-    for, and the number of each among the outputs of the networks.
+    for, and the number of each among the outputs of networks with the quantiles ``trained``.
 
     Raises
     ------
     SpecError
         If both are given, or a quantile was not trained.
     """
-    alias = settings.alias
-    if level is not None and quantiles is not None:
-        raise SpecError("level and quantiles both say which quantiles to return; give one of them")
-    if level is None and quantiles is None:
-        return {name: i for i, name in enumerate(column_names(settings))}
-    asked: dict[str, float] = {}
-    if level is not None:
-        _check_list("level", level, "numbers, such as [80, 90]")
-        for per_cent in level:
-            asked[f"{alias}-lo-{per_cent:g}"] = 0.5 - per_cent / 200
-            asked[f"{alias}-hi-{per_cent:g}"] = 0.5 + per_cent / 200
-    if quantiles is not None:
-        _check_list("quantiles", quantiles, "numbers")
-        asked = {f"{alias}-q{q:g}": q for q in quantiles}
-    trained = sorted_quantiles(settings)
+    asked = _asked_quantiles(trained, level, quantiles)
     number = {f"{q:.6g}": i for i, q in enumerate(trained, 1)}
     lacks = [q for q in asked.values() if f"{q:.6g}" not in number]
     if lacks:
+        wanted = ", ".join(f"{q:.6g}" for q in sorted({*trained, *asked.values()}))
         raise SpecError(
-            f"the quantile {lacks[0]:.6g} was not trained, only {trained}; give "
-            f"quantiles=({', '.join(f'{q:.6g}' for q in sorted({*trained, *asked.values()}))}) to "
-            "the forecaster before fit"
+            f"the quantile {lacks[0]:.6g} was not trained, only {(*trained,)}; give "
+            f"quantiles=({wanted}) to the forecaster before fit"
         )
-    return {alias: 0} | {name: number[f"{q:.6g}"] for name, q in asked.items()}
+    return {POINT: 0} | {name: number[f"{q:.6g}"] for name, q in asked.items()}
 
 
-def check_output_names(settings: ForecasterSettings, outputs: Iterable[str]) -> None:
+def _asked_quantiles(
+    trained: Sequence[float], level: Sequence[float] | None, quantiles: Sequence[float] | None
+) -> dict[str, float]:
+    """Return the columns that are asked for, and the quantile of each."""
+    if level is not None and quantiles is not None:
+        raise SpecError("level and quantiles both say which quantiles to return; give one of them")
+    if quantiles is not None:
+        _check_list("quantiles", quantiles, "numbers")
+        return {f"{POINT}-q{q:g}": q for q in quantiles}
+    if level is None:
+        return {quantile_column(q): q for q in trained}
+    _check_list("level", level, "numbers, such as [80, 90]")
+    asked = {}
+    for per_cent in level:
+        asked[f"{POINT}-lo-{per_cent:g}"] = 0.5 - per_cent / 200
+        asked[f"{POINT}-hi-{per_cent:g}"] = 0.5 + per_cent / 200
+    return asked
+
+
+def check_output_names(columns: Columns, outputs: Iterable[str]) -> None:
     """Raise SpecError if a column that cross-validation adds has the name of a column of the user,
     since one frame holds both.
     """
     added = [*outputs, "cutoff"]
-    for argument in ("id_col", "time_col", "target_col"):
-        name = getattr(settings, argument)
+    for argument, name in (
+        ("id_col", columns.id),
+        ("time_col", columns.time),
+        ("target_col", columns.target),
+    ):
         if name in added:
             raise SpecError(
                 f"{argument}={name!r} is the name of a column that the forecasts have "
-                f"({', '.join(added)}); rename the column of the data, or choose another alias"
+                f"({', '.join(added)}); rename the column of the data"
             )

@@ -66,7 +66,7 @@ class History:
         """Return a new history with more steps of some series, and with new series.
 
         The networks read only these steps. ``make_windows`` is that of a tail and static
-        covariates, ``FittedForecaster.tail_windows``.
+        covariates, ``FittedState.tail_windows``.
         """
         series = more.series
         n_kept = self.n_kept

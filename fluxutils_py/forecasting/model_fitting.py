@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,15 +16,16 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 from fluxutils_py.data.digest import digest_arrays
 from fluxutils_py.data.segments import Segments
-from fluxutils_py.errors import DataError, RankError, SpecError, warn
+from fluxutils_py.errors import DataError, RankError, warn
 from fluxutils_py.estimator import Estimator, Spec
 from fluxutils_py.estimator.building import build_model
 from fluxutils_py.estimator.estimator_settings import as_callbacks
 from fluxutils_py.estimator.fit_data import FitRequest, ValidationData
 from fluxutils_py.estimator.fitting import run_fit
 from fluxutils_py.estimator.minibatch_size import whole_batchsize
+from fluxutils_py.estimator.sequence_estimators import CELLS
+from fluxutils_py.forecasting.calibration import HeldOutEnd, learn_correction, walk_held_out_end
 from fluxutils_py.forecasting.correction import Correction
-from fluxutils_py.forecasting.correction_choice import learn_correction
 from fluxutils_py.forecasting.covariates import Covariates
 from fluxutils_py.forecasting.direct_model import (
     DirectModel,
@@ -38,27 +39,19 @@ from fluxutils_py.forecasting.feature_choice import (
     season_within,
     usual_season,
 )
-from fluxutils_py.forecasting.fit_options import (
-    FitOptions,
-    equal_weights,
-    target_weights,
-    training_part,
-)
-from fluxutils_py.forecasting.fitted_forecaster import (
-    FittedForecaster,
+from fluxutils_py.forecasting.fitted_state import (
+    FittedState,
     warn_little_learnt,
     warn_long_horizon,
     warn_short_series,
 )
 from fluxutils_py.forecasting.forecaster_settings import (
+    RECURRENT,
     SEGMENTS,
     ForecasterSettings,
-    cell_of,
-    columns_of,
+    seasons_of,
     sorted_quantiles,
 )
-from fluxutils_py.forecasting.held_out_end import HeldOutEnd, walk_held_out_end
-from fluxutils_py.forecasting.history import History
 from fluxutils_py.forecasting.network_choice import (
     best_network,
     candidate_networks,
@@ -66,16 +59,16 @@ from fluxutils_py.forecasting.network_choice import (
     with_network,
 )
 from fluxutils_py.forecasting.network_size import SizedSettings, with_size
-from fluxutils_py.forecasting.origin_windows import OriginArray, Origins
 from fluxutils_py.forecasting.panel_windows import (
+    OriginArray,
+    Origins,
     PackedSeries,
     PanelWindows,
     WindowArray,
 )
+from fluxutils_py.forecasting.read_series import equal_weights, target_weights, training_part
 from fluxutils_py.forecasting.segment_model import SegmentModel, segment_length
-from fluxutils_py.frames.frequency import Frequency
-from fluxutils_py.frames.panel import Panel
-from fluxutils_py.nn.seeding import seeded
+from fluxutils_py.frames.panel import Columns, Panel
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.reporting.progress import say_stage
 from fluxutils_py.sklearn_callbacks import hooks_of
@@ -84,8 +77,9 @@ from fluxutils_py.training.make_optimizer import adamw
 
 MOST_EPOCHS = 16  # at most so many passes over the data, or FEW_STEPS steps, whichever is more
 FEW_STEPS = 300
-NO_OPTIONS = FitOptions()
 MODELS_HELD_OUT = 2  # at most: two forecast nearly as well as more
+DROPOUT = 0.1
+WEIGHT_DECAY = 1e-3
 PIECE = 8  # a piece of a long series has at least so many windows
 # of a network of segments: neighbouring origins are alike, so that of a window of batchsize times
 # seqsize steps one in SPARSE is enough for a step of the optimizer
@@ -93,87 +87,55 @@ SPARSE = 36
 LONG = 96  # horizons above it teach more with each origin, and need fewer steps
 
 
-class Fit(NamedTuple):
-    """What a forecaster keeps of a fit, or a file of a forecaster.
-
-    Attributes
-    ----------
-    fitted : FittedForecaster
-    frequency : Frequency
-    loss : str or callable
-        The loss of the point forecast, chosen if it was "auto".
-    loss_curve, validation_loss_curve : list of float
-        Loss per epoch, averaged over the networks.
-    network_errors : dict of str to float
-        Error of each kind of network on the end of the training part, relative to that of the
-        seasonal naive forecast; empty if there was no choice.
-    origin : History, or windows and panel
-        The ends of the series, or the arguments from which ``start_history`` computes them.
-    """
-
-    fitted: FittedForecaster
-    frequency: Frequency
-    loss: Any
-    loss_curve: list[float]
-    validation_loss_curve: list[float]
-    network_errors: dict[str, float]
-    origin: History | tuple[PanelWindows, Panel]
-
-
 def fit_panel(
     settings: ForecasterSettings,
+    columns: Columns,
     ranks: RankGroup,
     panel: Panel,
-    options: FitOptions = NO_OPTIONS,
-) -> Fit:
-    """Choose features and train networks on a panel, which all ranks have."""
+    val_size: int = 0,
+) -> tuple[FittedState, PanelWindows]:
+    """Choose features and train networks on a panel, which all ranks have; return what was learnt
+    and the windows of the panel.
+    """
     require_same_series(ranks, panel)
     _require_two_steps(panel)
     # all that is chosen or learnt is so from this part alone
-    training = training_part(panel, options.val_size)
-    fitted = options.start or choose_inputs(settings, training)
-    loss = settings.loss
-    if loss == "auto":
-        loss = "smape" if fitted.features.log else "mae"
+    training = training_part(panel, val_size)
+    fitted = choose_inputs(settings, columns, training)
     lengths = training.lengths
-    start = () if options.start is None else options.start.models
-    sized = with_size(settings, int(lengths.sum()), start)
+    sized = with_size(settings, int(lengths.sum()))
     sized.callbacks = [*as_callbacks(settings.callbacks), *hooks_of(settings)]
-    candidates = _candidates(settings, fitted, training, panel, options)
-    chosen = _choose_network(sized, candidates, loss, ranks)
+    candidates = _candidates(settings, fitted, training, panel, val_size)
+    chosen = _choose_network(sized, candidates, ranks)
     data = chosen.data
-    est = fit_models(sized, data, loss, ranks, start)
+    est = fit_models(sized, data, ranks)
     correction = None
     if settings.calibrate:
         end = chosen.end
         if end is None:
-            end = _held_out_end(sized, data, loss, ranks, est.fitted_parts_.n_steps)
-        correction = _correction_of(end, sorted_quantiles(sized), loss, ranks)
+            end = _held_out_end(sized, data, ranks, est.fitted_parts_.n_steps)
+        correction = _correction_of(end, data.fitted, ranks)
+    n_models = int(sized.n_models)
     fitted = replace(
-        data.fitted, settings=settings, models=list(est.model_.members), correction=correction
+        data.fitted,
+        models=tuple(est.model_.members),
+        correction=correction,
+        loss_curve=tuple(value / n_models for value in est.loss_curve_),
+        validation_loss_curve=tuple(value / n_models for value in est.validation_loss_curve_),
+        network_errors=chosen.errors,
     )
-    n_models = len(fitted.models)
-    loss_curve = [value / n_models for value in est.loss_curve_]
-    validation_loss_curve = [value / n_models for value in est.validation_loss_curve_]
     warn_long_horizon(fitted.h, lengths)
     warn_short_series(fitted.features.season, lengths, training.ids)
     warn_little_learnt(correction, int(sized.max_steps))
-    return Fit(
-        fitted,
-        panel.frequency,
-        loss,
-        loss_curve,
-        validation_loss_curve,
-        chosen.errors,
-        (replace(data.whole, correction=correction), panel),
-    )
+    return fitted, replace(data.whole, correction=correction)
 
 
-def choose_inputs(settings: ForecasterSettings, panel: Panel) -> FittedForecaster:
-    """Return a forecaster without networks: features, and the conversion of covariates."""
-    covariates = Covariates.of(panel, columns_of(settings))
-    source = PackedSeries(panel.values[settings.target_col][None], panel.lengths)
-    if settings.season_length is None:
+def choose_inputs(settings: ForecasterSettings, columns: Columns, panel: Panel) -> FittedState:
+    """Return a state without networks: features, and the conversion of covariates."""
+    covariates = Covariates.of(panel, columns)
+    source = PackedSeries(panel.values[columns.target][None], panel.lengths)
+    season, long_season = seasons_of(settings)
+    if season is None:
         season = season_within(usual_season(panel.frequency), int(source.lengths.max()))
         if season == 1 and (found := find_season(source)) is not None:
             warn(
@@ -181,20 +143,20 @@ def choose_inputs(settings: ForecasterSettings, panel: Panel) -> FittedForecaste
                 f"values repeat every {found} steps; set season_length={found}, or 1 if that is "
                 "meant"
             )
-    else:
-        season = int(settings.season_length)
-    transform = settings.transform
-    if transform == "auto" and settings.loss == "mse":
-        transform = "none"  # the mean of logarithms is not the logarithm of the mean
-    h = int(settings.h)
-    features = choose_features(
-        source, h, season, settings.lag, settings.input_size, transform, panel.ids
-    )
     loss = settings.loss
+    transform = settings.transform
+    if transform == "auto" and loss == "mse":
+        transform = "none"  # the mean of logarithms is not the logarithm of the mean
+    features = choose_features(
+        source, int(settings.h), int(season), long_season, transform, panel.ids
+    )
     # these losses compare values, for which they add the seasonal naive forecast
     base = loss == "mase" if features.log else loss == "smape"
     channels = covariates.channels(features.h, features.n_inputs, base)
-    return FittedForecaster(features, channels, covariates, settings)
+    if loss == "auto":
+        loss = "smape" if features.log else "mae"
+    quantiles = sorted_quantiles(settings)
+    return FittedState(features, channels, covariates, columns, quantiles, panel.frequency, loss)
 
 
 @dataclass(frozen=True)
@@ -203,7 +165,7 @@ class LearningData:
 
     Attributes
     ----------
-    fitted : FittedForecaster
+    fitted : FittedState
         Without networks; its ``network`` says of which kind they are.
     windows : PanelWindows
         Of the training part.
@@ -215,7 +177,7 @@ class LearningData:
         Inputs and targets of the whole series, with targets only in the part that is held out.
     """
 
-    fitted: FittedForecaster
+    fitted: FittedState
     windows: PanelWindows
     whole: PanelWindows
     weights: PackedSeries | None = None
@@ -224,14 +186,14 @@ class LearningData:
     @classmethod
     def of(
         cls,
-        fitted: FittedForecaster,
+        fitted: FittedState,
         training: Panel,
         panel: Panel,
-        options: FitOptions,
+        val_size: int,
     ) -> LearningData:
         windows = fitted.windows(training)
         weights = target_weights(training)
-        if not options.val_size:
+        if not val_size:
             return cls(fitted, windows, windows, weights)
         of_all = target_weights(panel)
         # both or none: they are channels of the targets
@@ -242,7 +204,7 @@ class LearningData:
         whole = fitted.windows(panel)
         lengths = whole.source.lengths
         # the first forecast that is validated is that at the end of the training part
-        first = np.maximum(lengths - options.val_size - 1, 0)
+        first = np.maximum(lengths - val_size - 1, 0)
         if fitted.network == SEGMENTS:
             origins = Origins(first, lengths - 1)
             at_origins = ValidationData(
@@ -257,21 +219,20 @@ class LearningData:
 
 def _candidates(
     settings: ForecasterSettings,
-    fitted: FittedForecaster,
+    fitted: FittedState,
     training: Panel,
     panel: Panel,
-    options: FitOptions,
+    val_size: int,
 ) -> list[LearningData]:
     """Return what each kind of network that can be used learns from."""
-    data = LearningData.of(fitted, training, panel, options)
+    data = LearningData.of(fitted, training, panel, val_size)
     source = data.windows.source
     is_weighted = data.weights is not None or data.validation is not None
-    asked = settings.network if options.start is None else fitted.network
     candidates = []
-    for kind in candidate_networks(settings, asked, source, fitted, is_weighted):
+    for kind in candidate_networks(settings, source, fitted, is_weighted):
         if kind != fitted.network:
             other = with_network(fitted, kind, source.lengths)
-            candidates.append(LearningData.of(other, training, panel, options))
+            candidates.append(LearningData.of(other, training, panel, val_size))
         else:
             candidates.append(data)
     return candidates
@@ -288,14 +249,14 @@ class _Choice(NamedTuple):
 
 
 def _choose_network(
-    settings: SizedSettings, candidates: list[LearningData], loss: object, ranks: RankGroup
+    settings: SizedSettings, candidates: list[LearningData], ranks: RankGroup
 ) -> _Choice:
     ends: dict[str, HeldOutEnd | None] = {}
     if len(candidates) > 1:
         for data in candidates:
             made = planned_updates(settings, data, ranks)
-            ends[data.fitted.network] = _held_out_end(settings, data, loss, ranks, made)
-    errors = network_errors_of(ends, loss, ranks)
+            ends[data.fitted.network] = _held_out_end(settings, data, ranks, made)
+    errors = network_errors_of(ends, candidates[0].fitted.loss_name, ranks)
     best = best_network(errors) if errors else candidates[0].fitted.network
     _say_choice(settings, ranks, best, errors)
     (data,) = (data for data in candidates if data.fitted.network == best)
@@ -303,7 +264,7 @@ def _choose_network(
 
 
 def _held_out_end(
-    settings: SizedSettings, data: LearningData, loss: object, ranks: RankGroup, made: int
+    settings: SizedSettings, data: LearningData, ranks: RankGroup, made: int
 ) -> HeldOutEnd | None:
     """Return what networks like those of a fit of ``made`` updates show on the held-out end; None
     for a short history.
@@ -324,19 +285,19 @@ def _held_out_end(
 
     def fit(shortened: PanelWindows) -> list[nn.Module]:
         part = replace(data, windows=shortened, validation=None)
-        est = fit_models(quiet, part, loss, ranks, most_updates=most)
+        est = fit_models(quiet, part, ranks, most)
         return list(est.model_.members)
 
     return walk_held_out_end(data.windows, len(settings.quantiles), fit)
 
 
 def _correction_of(
-    end: HeldOutEnd | None, quantiles: tuple[float, ...], loss: object, ranks: RankGroup
+    end: HeldOutEnd | None, fitted: FittedState, ranks: RankGroup
 ) -> Correction | None:
     """Return what the held-out end teaches."""
     if end is None:
         return None
-    learnt = learn_correction(end, quantiles, squared=loss == "mse")
+    learnt = learn_correction(end, fitted.quantiles, squared=fitted.loss_name == "mse")
     # hosts differ in their last digits
     arrays = (learnt.weights, learnt.spread, learnt.offsets, learnt.trust)
     ranks.broadcast([torch.from_numpy(a) for a in arrays])
@@ -372,7 +333,7 @@ class StopAfter:
 
 
 def make_network(
-    settings: SizedSettings, fitted: FittedForecaster
+    settings: SizedSettings, fitted: FittedState
 ) -> Callable[[], DirectModel | SegmentModel]:
     """Return a callable that makes a network of a forecaster, of its kind and for its inputs."""
     if fitted.network == SEGMENTS:
@@ -380,51 +341,24 @@ def make_network(
             SegmentModel,
             fitted.features,
             segment_length(fitted.features.season),
-            sorted_quantiles(settings),
+            fitted.quantiles,
             int(settings.hidden_size),
-            float(settings.dropout),
+            DROPOUT,
         )
-    if settings.model is None:
-        body = recurrent_body(cell_of(settings.cell), int(settings.num_layers))
+    network = settings.network
+    if isinstance(network, str):
+        # a file may say that "auto" chose recurrent networks
+        body = recurrent_body(CELLS["lstm" if network in ("auto", RECURRENT) else network], 1)
     else:
-        body = partial(_custom_body, settings.model)
+        body = partial(_custom_body, network)
     return partial(
         DirectModel,
         body,
         fitted.channels,
-        sorted_quantiles(settings),
+        fitted.quantiles,
         int(settings.hidden_size),
-        float(settings.dropout),
+        DROPOUT,
     )
-
-
-def require_same_networks(settings: ForecasterSettings, start: FittedForecaster) -> None:
-    """Raise SpecError unless networks with these settings have the shapes of those to start
-    from.
-    """
-    sized = with_size(settings, 0, start.models)
-    for name, now, before in (
-        ("h", int(settings.h), start.h),
-        ("n_models", int(sized.n_models), len(start.models)),
-    ):
-        if now != before:
-            raise SpecError(
-                f"warm_start=True continues with the networks of the last fit, of {name}={before}, "
-                f"but {name} is {now} now; set it back, or warm_start=False"
-            )
-    with seeded(0):
-        new = make_network(sized, start)()
-    shapes = [
-        {name: tuple(value.shape) for name, value in network.state_dict().items()}
-        for network in (new, start.models[0])
-    ]
-    if shapes[0] != shapes[1]:
-        raise SpecError(
-            "warm_start=True continues with the networks of the last fit, but settings that decide "
-            f"their shape have changed since: cell or model, hidden_size={sized.hidden_size}, "
-            f"num_layers={settings.num_layers} or quantiles={sorted_quantiles(settings)}; set them "
-            "back, or warm_start=False"
-        )
 
 
 def _custom_body(model: object, n_in: int, n_out: int) -> nn.Module:
@@ -488,13 +422,11 @@ def _digest_columns(columns: dict[str, np.ndarray]) -> str:
 def fit_models(
     settings: SizedSettings,
     data: LearningData,
-    loss: object,
     ranks: RankGroup,
-    start: Sequence[nn.Module] = (),
     most_updates: int | None = None,
 ) -> Estimator:
     """Train an :class:`Ensemble` of ``n_models`` networks, which differ in initial weights and
-    dropout, or go on from copies of the networks ``start``.
+    dropout.
 
     All networks train on the same windows: cutting these takes a third of the time of one network's
     step. They make at most ``most_updates``.
@@ -503,15 +435,13 @@ def fit_models(
     lengths = windows.source.lengths
     features = windows.features
     n_models = int(settings.n_models)
-    criterion = ForecastLoss(loss, features.h, sorted_quantiles(settings), features.log)
+    fitted = data.fitted
+    criterion = ForecastLoss(fitted.loss_name, features.h, fitted.quantiles, features.log)
     callbacks = as_callbacks(settings.callbacks)
     if most_updates is not None:
         callbacks = [*callbacks, StopAfter(most_updates)]
-    optimizer = partial(adamw, lr=float(settings.lr), weight_decay=float(settings.weight_decay))
-    model: object = partial(Ensemble, make_network(settings, data.fitted), n_models)
-    if start:
-        members = iter(start)
-        model = Ensemble(lambda: next(members), n_models)  # the estimator trains a copy
+    optimizer = partial(adamw, lr=float(settings.lr), weight_decay=WEIGHT_DECAY)
+    model = partial(Ensemble, make_network(settings, fitted), n_models)
     passes = _passes(settings, data, ranks)
     x, y = _inputs_and_targets(data, passes)
     of_segments = data.fitted.network == SEGMENTS
@@ -521,7 +451,6 @@ def fit_models(
         optimizer,
         passes.spec(settings, data, most_updates),
         comm=ranks,
-        scaling=settings.scaling,
         device=settings.device,
         callbacks=callbacks,
         random_state=settings.random_state,
@@ -587,7 +516,7 @@ class Passes(NamedTuple):
         patience = None
         if data.validation is not None:
             # a rate of one cycle rises first: the loss may rise with it
-            patience = settings.n_iter_no_change or max(3, epochs // 4)
+            patience = max(3, epochs // 4)
         return Spec(
             epochs=epochs,
             patience=patience,
@@ -617,12 +546,12 @@ def _passes(settings: SizedSettings, data: LearningData, ranks: RankGroup) -> Pa
     if data.fitted.network == SEGMENTS:
         batchsize = max(1, batchsize * seqsize // SPARSE)
         seqsize = 1
-        whole = whole_batchsize(batchsize, settings.scaling, ranks.size)
+        whole = whole_batchsize(batchsize, "weak", ranks.size)
         updates = max(1, round(settings.max_steps / 2 / math.sqrt(max(1.0, data.fitted.h / LONG))))
         n_windows = min(updates, -(-int(lengths.sum()) // whole))
         most = MOST_EPOCHS
     else:
-        whole = whole_batchsize(batchsize, settings.scaling, ranks.size)
+        whole = whole_batchsize(batchsize, "weak", ranks.size)
         updates = settings.max_steps
         n_windows = steps_per_epoch(lengths, whole, seqsize)
         most = max(MOST_EPOCHS, -(-FEW_STEPS // n_windows))  # more passes overfit

@@ -9,15 +9,16 @@ import numpy as np
 import torch
 
 from fluxutils_py.errors import DataError
+from fluxutils_py.forecasting.calibration import HeldOutEnd
 from fluxutils_py.forecasting.features import Features
-from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster
+from fluxutils_py.forecasting.fitted_state import FittedState
 from fluxutils_py.forecasting.forecaster_settings import (
     RECURRENT,
     SEGMENTS,
     ForecasterSettings,
-    recurrent_settings,
+    kind_of,
+    seasons_of,
 )
-from fluxutils_py.forecasting.held_out_end import HeldOutEnd
 from fluxutils_py.forecasting.panel_windows import PackedSeries
 from fluxutils_py.forecasting.segment_model import LEAST_SEGMENTS, SegmentSizes
 from fluxutils_py.parallel import RankGroup
@@ -30,7 +31,7 @@ NEAR = (
 )
 
 
-def with_network(fitted: FittedForecaster, kind: str, lengths: np.ndarray) -> FittedForecaster:
+def with_network(fitted: FittedState, kind: str, lengths: np.ndarray) -> FittedState:
     """Return what is fitted, with the features and channels of a kind of network."""
     if kind == fitted.network:
         return fitted
@@ -48,14 +49,12 @@ def _segment_sizes(features: Features, lengths: np.ndarray) -> SegmentSizes:
 
 def candidate_networks(
     settings: ForecasterSettings,
-    asked: str,
     source: PackedSeries,
-    fitted: FittedForecaster,
+    fitted: FittedState,
     is_weighted: bool,
 ) -> list[str]:
     """Return the kinds of networks that can be used, the first of which needs no choice.
 
-    ``asked`` is ``network``, or the kind of the networks of an earlier fit that is continued.
     ``is_weighted`` says whether targets have weights, or some of them only validate.
 
     Raises
@@ -65,6 +64,7 @@ def candidate_networks(
     """
     covariates = fitted.covariates
     has_covariates = bool(covariates.hist or covariates.futr or covariates.stat)
+    asked = kind_of(settings)
     if asked == SEGMENTS:
         _require_plain_series(has_covariates)
     if asked != "auto":
@@ -73,7 +73,7 @@ def candidate_networks(
     if (
         has_covariates
         or is_weighted
-        or recurrent_settings(settings)
+        or seasons_of(settings)[1] != "auto"
         or _segment_sizes(features, source.lengths).n_past < LEAST_SEGMENTS
         or source.lengths.sum() < LEAST_STEPS
     ):

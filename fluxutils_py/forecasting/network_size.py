@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from copy import copy
 from typing import cast
 
@@ -32,21 +31,15 @@ class SizedSettings(ForecasterSettings):
     n_models: int
 
 
-def with_size(
-    settings: ForecasterSettings, n_values: int, start: Sequence[nn.Module] = ()
-) -> SizedSettings:
-    """Return a copy of settings in which size, number of networks and steps are chosen if None;
-    networks to start from decide the first two.
-    """
+def with_size(settings: ForecasterSettings, n_values: int) -> SizedSettings:
+    """Return a copy of settings in which size, number of networks and steps are chosen if None."""
     sized = copy(settings)  # shallow: callbacks are the user's
-    if sized.hidden_size is None and start:
-        sized.hidden_size = size_of(start[0])
-    elif sized.hidden_size is None:
+    if sized.hidden_size is None:
         sized.hidden_size = SMALL if n_values < FEW_VALUES else LARGE
     if sized.max_steps is None:
         sized.max_steps = min(max(n_values // VALUES_PER_STEP, LEAST_STEPS), MOST_STEPS)
     if sized.n_models is None:
-        sized.n_models = len(start) or (N_MODELS if n_values < MANY_VALUES else N_MODELS // 2)
+        sized.n_models = N_MODELS if n_values < MANY_VALUES else N_MODELS // 2
     return cast(SizedSettings, sized)
 
 

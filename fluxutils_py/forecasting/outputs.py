@@ -12,8 +12,7 @@ import numpy as np
 from fluxutils_py.errors import DataError, warn
 from fluxutils_py.forecasting.covariates import Covariate
 from fluxutils_py.forecasting.features import Features
-from fluxutils_py.forecasting.fitted_forecaster import FittedForecaster
-from fluxutils_py.forecasting.forecaster_settings import sorted_quantiles
+from fluxutils_py.forecasting.fitted_state import FittedState
 from fluxutils_py.forecasting.history import History, Steps, forecasts
 from fluxutils_py.frames.frames import Frame, make_frame
 from fluxutils_py.frames.panel import (
@@ -26,7 +25,7 @@ from fluxutils_py.validation import check_integer
 
 
 def forecast_values(
-    fitted: FittedForecaster,
+    fitted: FittedState,
     history: History,
     ahead: np.ndarray,
 ) -> np.ndarray:
@@ -77,7 +76,7 @@ def _warn_small_series(features: Features, history: History) -> None:
 
 
 def forecast_far(
-    fitted: FittedForecaster,
+    fitted: FittedState,
     history: History,
     ahead: np.ndarray,
 ) -> np.ndarray:
@@ -106,14 +105,14 @@ def forecast_far(
 
 
 def _continued(
-    fitted: FittedForecaster,
+    fitted: FittedState,
     history: History,
     forecasts: np.ndarray,
     ahead: np.ndarray,
 ) -> History:
     """Return a history whose next steps are the median of their forecasts (N, 1 + quantiles, h)."""
     n, _, h = forecasts.shape
-    levels = sorted_quantiles(fitted.settings)
+    levels = fitted.quantiles
     # the point forecast comes first
     median = 1 + levels.index(0.5) if 0.5 in levels else 0
     values = np.full((len(history.tail), n, h), np.nan)
@@ -126,7 +125,7 @@ def _continued(
 
 
 def forecast_any(
-    fitted: FittedForecaster,
+    fitted: FittedState,
     history: History,
     futr_df: object,
     h: int | None,
@@ -146,7 +145,7 @@ def forecast_any(
 
 
 def forecast_frame(
-    fitted: FittedForecaster,
+    fitted: FittedState,
     panel: Panel,
     values: np.ndarray,
     outputs: Mapping[str, int],
@@ -163,7 +162,7 @@ def forecast_frame(
     return make_frame(columns, panel.types, panel.backend)
 
 
-def future_frame(fitted: FittedForecaster, history: History, h: int | None = None) -> Any:
+def future_frame(fitted: FittedState, history: History, h: int | None = None) -> Any:
     """Implement ``Forecaster.make_future_dataframe``."""
     panel = require_frame(history)
     h = check_integer("h", h, 1, optional=True) or fitted.h
@@ -178,7 +177,7 @@ def require_frame(history: History) -> Panel:
 
 
 def key_columns(
-    fitted: FittedForecaster,
+    fitted: FittedState,
     panel: Panel,
     h: int,
 ) -> dict[str, np.ndarray]:
@@ -211,7 +210,7 @@ class RowsAhead(NamedTuple):
 
 
 def _rows_ahead(
-    fitted: FittedForecaster,
+    fitted: FittedState,
     frame: Frame,
     panel: Panel,
     h: int,
@@ -224,7 +223,7 @@ def _rows_ahead(
 
 
 def future_covariates(
-    fitted: FittedForecaster,
+    fitted: FittedState,
     history: History,
     futr_df: object,
     h: int,
@@ -259,7 +258,7 @@ def future_covariates(
 
 
 def _require_all_rows(
-    fitted: FittedForecaster,
+    fitted: FittedState,
     panel: Panel,
     ahead: RowsAhead,
     h: int,
@@ -290,7 +289,7 @@ def _fill_covariates(
 
 
 def score_forecasts(
-    fitted: FittedForecaster,
+    fitted: FittedState,
     history: History,
     df: object,
 ) -> float:
@@ -328,7 +327,7 @@ def _typical_changes(values: np.ndarray, season: int) -> np.ndarray:
 
 
 def require_same_static(
-    fitted: FittedForecaster,
+    fitted: FittedState,
     history: History,
     panel: Panel,
     static_df: object,
@@ -364,7 +363,7 @@ def require_same_static(
 
 
 def further_steps(
-    fitted: FittedForecaster,
+    fitted: FittedState,
     history: History,
     panel: Panel,
     df: object,
@@ -394,7 +393,7 @@ def further_steps(
 
 
 def _gaps(
-    fitted: FittedForecaster,
+    fitted: FittedState,
     old: Panel,
     panel: Panel,
     series: np.ndarray,
@@ -424,7 +423,7 @@ def _gaps(
 
 
 def _require_near(
-    fitted: FittedForecaster,
+    fitted: FittedState,
     df: object,
     old: Panel,
 ) -> None:
@@ -460,7 +459,7 @@ def _require_near(
 
 
 def _values_after_gaps(
-    fitted: FittedForecaster,
+    fitted: FittedState,
     panel: Panel,
     lengths: np.ndarray,
 ) -> np.ndarray:

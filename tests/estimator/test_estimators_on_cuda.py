@@ -27,7 +27,7 @@ from fluxutils_py import (
     net2vec,
     vec2net,
 )
-from fluxutils_py.forecasting import Forecaster
+from fluxutils_py.forecasting import Forecaster, model_fitting
 from fluxutils_py.nn import LRU, MinGRU, MinLSTM, SequenceStack
 from tests.nn.every_layer import MODELS, F, with_head
 
@@ -228,6 +228,7 @@ def test_explanations():
 @pytest.mark.parametrize("network", ["recurrent", "segments"])
 def test_forecasters(network, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    monkeypatch.setattr(model_fitting, "DROPOUT", 0.0)
     t = np.arange(90)
     levels = np.arange(1, 6)[:, None]
     y = levels * (10 + 3 * np.sin(2 * np.pi * t / 7)) + np.random.default_rng(0).normal(
@@ -237,7 +238,7 @@ def test_forecasters(network, tmp_path, monkeypatch):
     for device in (GPU, "cpu"):
         fc = Forecaster(
             6, 7, quantiles=(0.1, 0.9), network=network, max_steps=30, n_models=2,
-            dropout=0.0, random_state=0, device=device, verbose=False,
+            random_state=0, device=device, verbose=False,
         ).fit(y[None, :, :80])  # fmt: skip
         first = fc.predict()
         fc.update(y[None, :, 80:84])

@@ -1,6 +1,7 @@
 """A correction is the same formula wherever forecasts come from: predict, update, walks, files, exports."""
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -10,7 +11,7 @@ import torch
 from fluxutils_py.errors import SpecError
 from fluxutils_py.forecasting import Forecaster
 from fluxutils_py.forecasting.correction import SOURCES, Correction
-from fluxutils_py.forecasting.forecast_step import ForecastStep
+from fluxutils_py.forecasting.forecaster_export import ForecastStep
 
 H, SEASON, LAG = 5, 3, 6
 QUANTILES = (0.1, 0.5, 0.9)
@@ -39,11 +40,11 @@ def odd_correction():
 
 @pytest.fixture(scope="module", params=["auto", "none"])
 def fitted(request, small):
-    fc = Forecaster(H, SEASON, lag=LAG, quantiles=QUANTILES, transform=request.param, **small).fit(
+    fc = Forecaster(H, (SEASON, LAG), quantiles=QUANTILES, transform=request.param, **small).fit(
         make_frame(90)
     )
     assert fc.correction_ is not None
-    fc.correction_ = odd_correction()
+    fc._keep(replace(fc.state_, correction=odd_correction()), fc._origin)
     return fc
 
 
@@ -79,7 +80,7 @@ def by_hand(fc, df, raw):
 def test_forecasts_are_the_formula_by_hand(fitted):
     df = make_frame(90)
     raw = copy.copy(fitted)
-    raw.correction_ = None
+    raw.state_ = replace(raw.state_, correction=None)
     raw, found = raw.predict(df), fitted.predict(df)
     for name, series in df.groupby("unique_id"):
         mine, his = (t[t.unique_id == name][NAMES].to_numpy().T for t in (found, raw))

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from fluxutils_py.forecasting.correction import SOURCES
-from fluxutils_py.forecasting.correction_choice import (
+from fluxutils_py.forecasting.calibration import (
+    HeldOutEnd,
     groups_of_steps,
     independent_errors,
     learn_correction,
 )
-from fluxutils_py.forecasting.held_out_end import HeldOutEnd
+from fluxutils_py.forecasting.correction import SOURCES
 
 H = 12
 QUANTILES = (0.1, 0.25, 0.75, 0.9)

@@ -127,7 +127,7 @@ def test_searches_of_scikit_learn_and_optuna(make_panel, small):
     parts = backtest_splits(df, 2, 3, "unique_id", "ds", "D")
     split = [(train.index, test.index) for _, train, test in parts]
     search = GridSearchCV(
-        Forecaster(3, 7, "D", **small), {"lr": [1e-3, 1e-2], "lag": [7, None]}, cv=split
+        Forecaster(3, 7, "D", **small), {"lr": [1e-3, 1e-2], "season_length": [7, (7,)]}, cv=split
     ).fit(df)
     assert len(search.best_estimator_.predict()) == 3 * df.unique_id.nunique()
 
@@ -185,9 +185,11 @@ def test_a_fitted_forecaster_is_scored_as_it_is(panel, small):
 )
 def test_columns_of_the_data_and_of_the_forecasts_have_different_names(panel, small, names, clash):
     columns = {"target_col": "y", "time_col": "ds", "id_col": "unique_id"}
+    names = dict(names)
     df = panel.rename(columns={columns[arg]: name for arg, name in names.items() if arg in columns})
+    quantiles = names.pop("quantiles", ())
     with pytest.raises(SpecError) as caught:
-        Forecaster(3, freq="D", **small, **names).cross_validation(df)
+        Forecaster(3, freq="D", quantiles=quantiles, **small).cross_validation(df, **names)
     assert clash in str(caught.value)
 
 

@@ -69,22 +69,22 @@ def test_without_a_season_or_enough_steps_there_is_no_long_season(rng):
 
 def test_what_is_asked_for_is_taken(rng):
     source = packed(np.exp(rng.normal(size=(1, 4, 99))))
-    f = choose_features(source, 5, 7, None, 3, "none", IDS)
-    assert (f.h, f.season, f.lag, f.input_size, f.log) == (5, 7, 7, 3, False)
-    assert choose_features(source, 5, 7, 21, None, "auto", IDS).lag == 21
-    assert choose_features(source, 5, 24, "auto", None, "auto", IDS).input_size == 24
+    f = choose_features(source, 5, 7, None, "none", IDS)
+    assert (f.h, f.season, f.lag, f.input_size, f.log) == (5, 7, 7, 12, False)
+    assert choose_features(source, 5, 7, 21, "auto", IDS).lag == 21
+    assert choose_features(source, 5, 24, "auto", "auto", IDS).input_size == 24
 
 
 def test_targets_that_cannot_be_learnt_are_refused(rng):
     with pytest.raises(DataError, match="the target is missing everywhere"):
         choose_features(
-            PackedSeries(np.full((1, 9), np.nan), np.array([9])), 2, 1, None, None, "auto", IDS
+            PackedSeries(np.full((1, 9), np.nan), np.array([9])), 2, 1, None, "auto", IDS
         )
     with pytest.raises(
         DataError,
         match=r"'log' .* -1\): .*transform='none'",
     ):
-        choose_features(packed(np.full((1, 1, 9), -1.0)), 2, 1, None, None, "log", IDS)
+        choose_features(packed(np.full((1, 1, 9), -1.0)), 2, 1, None, "log", IDS)
 
 
 @pytest.mark.few
@@ -92,22 +92,22 @@ def test_targets_that_cannot_be_learnt_are_refused(rng):
 @pytest.mark.parametrize("where", [(0, 7, 11), (0, 599, 0), (0, 300, 2999)])
 def test_one_value_of_an_array_decides_the_transform_wherever_it_is(where, value):
     x = np.full((1, 600, 3000), 2.0, "float32")
-    assert choose_features(packed(x), 3, 1, "auto", 5, "auto", IDS).log
+    assert choose_features(packed(x), 3, 1, "auto", "auto", IDS).log
     x[where] = value
     source = packed(x)
     low = LowValues.of(source)
     assert (low.smallest, low.n_known, low.counts.sum()) == (value, x.size, 1)
     with pytest.warns(UserWarning, match=f"1 of {x.size} values .*series {where[1]}; .*transform"):
-        assert not choose_features(source, 3, 1, "auto", 5, "auto", IDS).log
+        assert not choose_features(source, 3, 1, "auto", "auto", IDS).log
     with pytest.raises(DataError, match=f"smallest is {value:g}.*NaN"):
-        choose_features(source, 3, 1, "auto", 5, "log", IDS)
+        choose_features(source, 3, 1, "auto", "log", IDS)
 
 
 def may_be_missing(values):
     """Whether a fit warns that values may stand for missing ones."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        log = choose_features(packed(values), 3, 1, None, 5, "auto", IDS).log
+        log = choose_features(packed(values), 3, 1, None, "auto", IDS).log
     assert not (caught and log)
     return bool(caught)
 
@@ -144,9 +144,9 @@ def test_an_array_with_values_outside_the_sample_alone_can_be_learnt_from():
     x = np.full((1, 600, 50), np.nan)
     x[0, 1, 3] = 4.0
     assert LowValues.of(packed(x)).smallest == 4.0
-    choose_features(packed(x), 3, 1, "auto", 5, "auto", IDS)
+    choose_features(packed(x), 3, 1, "auto", "auto", IDS)
     with pytest.raises(DataError, match="missing everywhere"):
-        choose_features(packed(x * np.nan), 3, 1, "auto", 5, "auto", IDS)
+        choose_features(packed(x * np.nan), 3, 1, "auto", "auto", IDS)
 
 
 @pytest.mark.parametrize(

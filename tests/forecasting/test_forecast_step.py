@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fluxutils_py.forecasting import Forecaster
-from fluxutils_py.forecasting.forecast_step import ForecastStep
+from fluxutils_py.forecasting.forecaster_export import ForecastStep
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*series have no more steps than a season", "ignore:.*have no value in"
@@ -34,16 +34,16 @@ def walked(step, inputs):
     [
         (
             ("wave", "constant", "zero", "negative", "large"),
-            {"h": 5, "lag": 14, "quantiles": (0.1, 0.9)},
+            {"h": 5, "season_length": (7, 14), "quantiles": (0.1, 0.9)},
         ),
         (("wave", "constant", "zero", "negative", "large"), {"h": 16, "season_length": 1}),
-        (("wave", "constant"), {"h": 9, "lag": 7, "cell": "gru", "num_layers": 2}),
-        (("wave",), {"h": 16, "lag": 14, "transform": "log", "loss": "mase", "cell": "mingru"}),
+        (("wave", "constant"), {"h": 9, "season_length": (7, 7), "network": "gru"}),
+        (("wave",), {"h": 16, "season_length": (7, 14), "loss": "mase", "network": "mingru"}),
     ],
 )
 def test_values_one_by_one_forecast_as_predict_does(make_panel, small, kinds, settings):
     panel = make_panel(kinds)
-    fc = Forecaster(freq="D", **{**small, "n_models": 2}, **settings).fit(panel)
+    fc = Forecaster(freq="D", **{**small, "n_models": 2, **settings}).fit(panel)
     assert fc.features_.log == (kinds[-1] != "large")
     step, out = step_of(fc), fc.predict()
     for name, part in panel.groupby("unique_id"):

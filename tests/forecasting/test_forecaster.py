@@ -3,6 +3,7 @@ data.
 """
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -37,7 +38,8 @@ def column(fc, df):
 @pytest.mark.slow
 @pytest.mark.parametrize(("h", "lag"), [(3, None), (5, 14), (9, 7), (16, 14)])
 def test_forecasts_equal_a_naive_loop(panel, small, oracle, h, lag):
-    fc = Forecaster(h, lag=lag, **small).fit(panel)
+    season = (7,) if lag is None else (7, lag)
+    fc = Forecaster(h, season, **small).fit(panel)
     assert not fc.features_.log
     out = fc.predict()
     for name, y in on_grid(panel).items():
@@ -126,7 +128,8 @@ def test_several_models_are_the_mean_of_each_in_the_units_of_the_transform(make_
     each = []
     for i in range(3):
         one = clone(fc).set_params(n_models=1).fit(make_panel(("wave",)))
-        one.models_, one.history_.states = [fc.models_[i]], [fc.history_.states[i]]
+        one.state_ = replace(one.state_, models=fc.models_[i : i + 1])
+        one.history_.states = [fc.history_.states[i]]
         each.append(np.log(column(one, one.predict())))
     assert np.ptp(each, 0).max() > 1e-3
     np.testing.assert_allclose(np.log(column(fc, fc.predict())), np.mean(each, 0), rtol=1e-6)
@@ -346,7 +349,6 @@ def test_maps_equal_arrays_in_memory(rng, small, tmp_path):
     settings = {
         **small,
         "batchsize": 9,
-        "dropout": 0.0,
     }
     found = Forecaster(3, season_length=7, **settings).fit(h5mmap(tmp_path / "x.h5", "x")).predict()
     expected = Forecaster(3, season_length=7, **settings).fit(x).predict()
@@ -365,16 +367,16 @@ def test_every_loss_trains(make_panel, small, loss, transform):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "settings", [{"cell": "gru"}, {"cell": GRU, "num_layers": 2}, {"model": "own"}]
+    "network",
+    [
+        "gru",
+        lambda n_in, n_out: GRU(n_in, n_out, 2),
+        lambda n_in, n_out: nn.Sequential(nn.Linear(n_in, 8), nn.Tanh(), nn.Linear(8, n_out)),
+    ],
 )
-def test_cells_and_models_of_ones_own(panel, small, settings):
-    if "model" in settings:
-        settings = {
-            "model": lambda n_in, n_out: nn.Sequential(
-                nn.Linear(n_in, 8), nn.Tanh(), nn.Linear(8, n_out)
-            )
-        }
-    fc = Forecaster(3, **settings, **small).fit(panel)
+def test_layers_and_networks_of_ones_own(panel, small, network):
+    fc = Forecaster(3, **{**small, "network": network}).fit(panel)
+    assert fc.network_ == "recurrent"
     pd.testing.assert_frame_equal(fc.predict(), fc.predict(panel))
 
 
@@ -422,15 +424,12 @@ def test_clone_and_set_params_keep_the_arguments(small):
             {"loss": "rmse"},
             r"loss .*'smape', 'mae', .* got 'rmse'",
         ),
-        ({"cell": "lstmm"}, r"cell .*lstm, gru, .* got 'lstmm'"),
+        ({"network": "lstmm"}, r"network .*'recurrent', .*'gru', .* got 'lstmm'"),
         ({"futr_exog_list": "promo"}, r"futr_exog_list .*list .* got 'promo'"),
         ({"quantiles": 0.5}, r"quantiles .*list .* got 0\.5"),
         ({"hist_exog_list": None}, r"hist_exog_list .*list .* got None"),
-        (
-            {"alias": "y"},
-            r"alias .*'unique_id', 'ds', .* got 'y'",
-        ),
-        ({"lag": 10}, r"lag .*multiple .*season of 7 .* got 10"),
+        ({"season_length": (7, 10)}, r"season_length .*multiple .*season of 7 .* got 10"),
+        ({"season_length": (7, 14, 28)}, r"season_length .*got \(7, 14, 28\)"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_by_name(panel, small, settings, message):

@@ -12,6 +12,10 @@ from fluxutils_py.nn import GRU
 pytestmark = pytest.mark.filterwarnings("ignore:.*series have no more steps than a season")
 
 
+def one_layer(n_in, n_out):
+    return GRU(n_in, n_out)
+
+
 @pytest.mark.few
 @pytest.mark.parametrize("kind", ["pandas", "polars", "zone", "integer", "array"])
 def test_a_forecaster_read_forecasts_and_updates_the_same(panel, small, to_polars, tmp_path, kind):
@@ -50,11 +54,11 @@ def test_a_forecaster_read_forecasts_and_updates_the_same(panel, small, to_polar
 
 @pytest.mark.slow
 def test_code_is_not_stored_but_asked_for(panel, small, tmp_path):
-    fc = Forecaster(3, cell=GRU, loss=nn.HuberLoss(), **small).fit(panel)
+    fc = Forecaster(3, loss=nn.HuberLoss(), **{**small, "network": one_layer}).fit(panel)
     fc.save(tmp_path / "fc.pt")
-    with pytest.raises(LoadError, match=r"cell and loss, .*load\(path, cell="):
+    with pytest.raises(LoadError, match=r"network and loss, .*load\(path, network="):
         Forecaster.load(tmp_path / "fc.pt")
-    again = Forecaster.load(tmp_path / "fc.pt", cell=GRU, loss=nn.HuberLoss())
+    again = Forecaster.load(tmp_path / "fc.pt", network=one_layer, loss=nn.HuberLoss())
     pd.testing.assert_frame_equal(again.predict(), fc.predict())
 
 

@@ -43,9 +43,9 @@ def test_about_as_many_steps_are_made_as_asked_for(rng, small):
 def test_settings_that_ranks_compare_are_the_same_text_in_every_process():
     """Texts of functions and objects would hold addresses; what only concerns a rank is left out."""
 
-    def made(loss, model, **settings):
+    def made(loss, network, **settings):
         return course_of_fit(
-            Forecaster(3, quantiles=np.array([0.1, 0.9]), loss=loss, model=model, **settings)
+            Forecaster(3, quantiles=np.array([0.1, 0.9]), loss=loss, network=network, **settings)
         )
 
     def same(n_in, n_out):
@@ -57,11 +57,10 @@ def test_settings_that_ranks_compare_are_the_same_text_in_every_process():
         device="cpu",
         random_state=1,
         callbacks=[print],
-        alias="A",
     )
     two = made(partial(F.huber_loss, delta=2.0), same, verbose=False, comm=None, freq=None)
     assert one == two
     assert not any(" at 0x" in text for text in one.values())
     assert made("mae", nn.LSTM) != made("mae", nn.GRU)
     assert (one["quantiles"], one["h"], one["seqsize"]) == ("['0.1', '0.9']", "3", "96")
-    assert not {"comm", "device", "callbacks", "random_state", "alias"} & set(one)
+    assert not {"comm", "device", "callbacks", "random_state"} & set(one)

@@ -21,11 +21,8 @@ def test_sizes_follow_the_number_of_values(n_values, expected):
     assert (sized.hidden_size, sized.max_steps, sized.n_models) == expected
 
 
-def test_what_is_set_stays_and_networks_to_start_from_decide(small, rng):
+def test_what_is_set_stays():
     given = Forecaster(3, hidden_size=7, max_steps=9, n_models=2)
     sized = with_size(given, 500)
     assert (sized.hidden_size, sized.max_steps, sized.n_models) == (7, 9, 2)
     assert given.get_params() == Forecaster(3, hidden_size=7, max_steps=9, n_models=2).get_params()
-    models = Forecaster(3, **{**small, "n_models": 3}).fit(rng.normal(size=(1, 2, 40))).models_
-    sized = with_size(Forecaster(3), 500, models)
-    assert (sized.hidden_size, sized.n_models) == (5, 3)

@@ -68,7 +68,7 @@ def test_quantiles_of_a_short_series_are_as_wide_as_the_others_vary(fitted, n, c
     assert (width(found) >= least * (1 - 1e-12)).all()
     if constant:  # the network has nothing of its own to say
         np.testing.assert_allclose(width(found), least, rtol=1e-3)
-    levels = found[[quantile_column("Forecaster", q) for q in LEVELS]].to_numpy()
+    levels = found[[quantile_column(q) for q in LEVELS]].to_numpy()
     assert (np.diff(levels, axis=1) >= 0).all()
     # as from the whole series
     with pytest.warns(UserWarning, match=f"'new' has {n}"):
@@ -108,18 +108,18 @@ def test_usual_changes_are_those_of_a_plain_loop(rng):
 
 
 def test_what_is_no_panel_is_refused_with_the_way_to_one():
-    fc = Forecaster(H, target_col="load", max_steps=2)
+    fc = Forecaster(H, max_steps=2)
     y = np.arange(9.0)
     with pytest.raises(DataError, match=r"\(9, 1, 1\).*transpose\(2, 1, 0\)"):
         fc.fit(y[:, None, None])
     series = pd.Series(y, pd.date_range("2024-01-01", periods=9))
     with pytest.raises(DataError, match=r"Series.*unique_id, ds, load.*reset_index") as error:
-        fc.fit(series)
+        fc.fit(series, target_col="load")
     code = str(error.value).split(", as ")[1].split(";")[0]
     df = eval(code, {"df": series})  # what the message says
     assert list(df) == ["ds", "load", "unique_id"]
     with pytest.raises(DataError, match=r"Series.*unique_id, ds, load;"):
-        fc.fit(pl.Series(y))
+        fc.fit(pl.Series(y), target_col="load")
 
 
 def test_a_season_of_values_without_dates_is_asked_for(small, rng):

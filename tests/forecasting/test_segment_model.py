@@ -10,15 +10,14 @@ from sklearn.base import clone
 
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, SpecError
-from fluxutils_py.forecasting import Forecaster
+from fluxutils_py.forecasting import Forecaster, model_fitting
 from fluxutils_py.forecasting.features import Features
 from fluxutils_py.forecasting.network_choice import (
     best_network,
     candidate_networks,
     relative_error,
 )
-from fluxutils_py.forecasting.origin_windows import OriginArray, Origins
-from fluxutils_py.forecasting.panel_windows import PackedSeries
+from fluxutils_py.forecasting.panel_windows import OriginArray, Origins, PackedSeries
 from fluxutils_py.forecasting.segment_model import SegmentModel, SegmentSizes
 
 SEASON, H = 7, 16  # the horizon ends in the middle of a segment of 14 steps
@@ -149,19 +148,19 @@ def test_which_kinds_can_be_used(fitted):
     source = fitted_parts.windows(fc._read_known(np.repeat(y, 12, 1), None)).source
 
     def kinds(is_weighted=False, **settings):
-        made = Forecaster(H, SEASON, **settings)
-        return candidate_networks(made, made.network, source, fitted_parts, is_weighted)
+        made = Forecaster(H, **{"season_length": SEASON, **settings})
+        return candidate_networks(made, source, fitted_parts, is_weighted)
 
     assert kinds() == ["recurrent", "segments"]
     assert kinds(quantiles=np.arange(1, 64) / 64) == ["segments"]
-    assert kinds(cell="gru") == kinds(input_size=9) == kinds(lag=14) == ["recurrent"]
+    assert kinds(network="gru") == kinds(season_length=(SEASON, 14)) == ["recurrent"]
     assert kinds(network="segments") == ["segments"]
     assert kinds(is_weighted=True) == ["recurrent"]
     # half of the steps are inputs at most
     assert SegmentSizes.of(SEASON, 150, H) == (14, 4)
     assert SegmentSizes.of(24, 20_000, 48).input_size == 336
-    with pytest.raises(SpecError, match="cell='gru'"):
-        Forecaster(H, SEASON, network="segments", cell="gru").fit(y)
+    with pytest.raises(SpecError, match=r"season_length=\(7, 14\)"):
+        Forecaster(H, (SEASON, 14), network="segments").fit(y)
     with pytest.raises(SpecError, match="'segment'"):
         Forecaster(H, SEASON, network="segment").fit(y)
     df = pd.DataFrame({"unique_id": "a", "ds": np.arange(60), "y": y[0, 1, :60], "x": 1.0})
@@ -221,10 +220,11 @@ def test_weights_of_origins_equal_a_plain_loop():
 
 
 @pytest.mark.slow
-def test_segments_learn_from_weights_and_stop_by_a_validation_part():
+def test_segments_learn_from_weights_and_stop_by_a_validation_part(monkeypatch):
+    monkeypatch.setattr(model_fitting, "DROPOUT", 0.0)
     y = values()
     settings = {"network": "segments", "max_steps": 8, "hidden_size": 3, "n_models": 1}
-    settings |= {"random_state": 0, "verbose": False, "comm": None, "dropout": 0.0, "loss": "mae"}
+    settings |= {"random_state": 0, "verbose": False, "comm": None, "loss": "mae"}
     fc = Forecaster(H, SEASON, calibrate=False, **settings)
 
     def weights_of(**arguments):

@@ -63,25 +63,19 @@ NAMED = {  # what the message of each rank names
 }
 OF_FORECASTER = {
     "forecaster h": ("h: 2", "3"),
-    "forecaster season_length": ("season_length: 7", "5"),
+    "forecaster season_length": ("season_length: 7", "['7']"),
     "forecaster freq": ("freq: 1", "None"),
     "forecaster quantiles": ("quantiles: []", "0.1"),
-    "forecaster lag": ("lag: auto", "None"),
-    "forecaster input_size": ("input_size: None", "9"),
     "forecaster transform": ("transform: none", "auto"),
     "forecaster loss": ("loss: mae", "L1Loss"),
-    "forecaster cell": ("cell: lstm", "gru"),
+    "forecaster network": ("network: lstm", "gru"),
     "forecaster hidden_size": ("hidden_size: 4", "5"),
-    "forecaster num_layers": ("num_layers: 1", "2"),
-    "forecaster dropout": ("dropout: 0.0", "0.1"),
     "forecaster n_models": ("n_models: 1", "2"),
     "forecaster max_steps": ("max_steps: 2", "300"),
     "forecaster batchsize": ("batchsize: 2", "3"),
     "forecaster seqsize": ("seqsize: 8", "9"),
     "forecaster lr": ("lr: 0.01", "0.02"),
-    "forecaster weight_decay": ("weight_decay: 0.0", "0.1"),
     "forecaster futr_exog_list": ("futr_exog_list: []", "promo"),
-    "forecaster scaling": ("scaling: weak", "strong"),
     "n_windows": ("n_windows: 1", "2"),
     "step_size": ("step_size: 2", "3"),
     "refit": ("refit: False", "True"),
@@ -90,8 +84,7 @@ OF_FORECASTER = {
     "callbacks": ("preemption", "none"),
     "static": ("the static covariates",),
     "inferred freq": ("the frequency: 1", "2"),
-    "in memory": ("in memory: True", "False"),
-    "frame": ("the shape of the array", "none"),
+    "frame": ("the number of series",),
 }
 
 

@@ -125,5 +125,5 @@ def test_the_card_of_a_network_of_ones_own_asks_for_it(tmp_path):
     assert "model=partial(Own, act=...))" in loading(pipe)
     assert "model=Own(...))" in loading(Estimator(Own(3, 1), spec=spec).fit(X, X[:1]))
     assert 'OwnEstimator.load("model.pt")' in loading(OwnEstimator(spec=spec).fit(X, X[:1]))
-    fc = Forecaster(h=2, max_steps=2, season_length=3, freq=None, model=Own, n_models=1)
-    assert "model=...)" in loading(fc.fit(X[:1] + 20))
+    fc = Forecaster(h=2, max_steps=2, season_length=3, freq=None, network=Own, n_models=1)
+    assert "network=...)" in loading(fc.fit(X[:1] + 20))

@@ -173,7 +173,7 @@ def test_forecasters_come_back_in_their_own_format(tmp_path):
     found = again(fc, tmp_path)
     np.testing.assert_array_equal(found.predict(), fc.predict())
     np.testing.assert_array_equal(Forecaster.load(tmp_path / "file.pt").predict(), fc.predict())
-    assert fluxutils_py.load(tmp_path / "file.pt", alias="other").alias == "other"
+    assert fluxutils_py.load(tmp_path / "file.pt", lr=0.1).lr == 0.1
     assert FORECASTER_KIND == forecaster_files.KIND
     with pytest.raises(NotFittedError):
         fluxutils_py.save(Forecaster(h=2), tmp_path / "file.pt")

@@ -43,25 +43,19 @@ SETTINGS = {
 
 OF_FORECASTER = {
     "h": (2, 3),
-    "season_length": (7, 5),
+    "season_length": (7, (7,)),
     "freq": (1, None),
     "quantiles": ((), (0.1,)),
-    "lag": ("auto", None),
-    "input_size": (None, 9),
     "transform": ("none", "auto"),
     "loss": ("mae", nn.L1Loss()),
-    "cell": ("lstm", "gru"),
+    "network": ("lstm", "gru"),
     "hidden_size": (4, 5),
-    "num_layers": (1, 2),
-    "dropout": (0.0, 0.1),
     "n_models": (1, 2),
     "max_steps": (2, 300),
     "batchsize": (2, 3),
     "seqsize": (8, 9),
     "lr": (0.01, 0.02),
-    "weight_decay": (0.0, 0.1),
     "futr_exog_list": ((), ("promo",)),
-    "scaling": ("weak", "strong"),
 }
 
 
@@ -204,17 +198,13 @@ def forecasting_cases(saves):
             df.assign(size=df["size"] + mine)
         ),
         "inferred freq": lambda: forecaster(freq=None).fit(df.assign(ds=df.ds * (1 + mine))),
-        "in memory": lambda: forecaster(freq=None).fit(of_file if RANK else np.array(of_file)),
         "frame": lambda: forecaster(freq=None).fit(df if RANK else x[:1]),
-        "functions": lambda: forecaster(loss=nn.L1Loss(), model=Own).fit(df),
+        "functions": lambda: forecaster(loss=nn.L1Loss(), network=Own).fit(df),
         "of its own": predict_and_update,
     }
 
 
 def main(folder):
-    global of_file
-    of_file = np.memmap(folder / f"series-{RANK}", np.float64, "w+", shape=(1, 3, 30))
-    of_file[:] = 20 + x.ravel()[:90].reshape(of_file.shape)
     fitted = estimator().fit(x, y)
     fitted_more = estimator().fit(x, y)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fluxutils_py.errors import DataError, ShapeError
-from fluxutils_py.forecasting.reading import WEIGHT, read_series
+from fluxutils_py.forecasting.read_series import WEIGHT, read_series
 from fluxutils_py.frames.panel import Columns
 
 

@@ -9,12 +9,11 @@ import pytest
 import torch
 
 from fluxutils_py.data.segments import Segments
-from fluxutils_py.errors import DataError, ShapeError, SpecError
+from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.forecasting import Forecaster, model_fitting
 from fluxutils_py.forecasting.direct_model import ForecastLoss
-from fluxutils_py.forecasting.fit_options import target_weights
 from fluxutils_py.forecasting.panel_windows import WindowArray
-from fluxutils_py.forecasting.reading import WEIGHT
+from fluxutils_py.forecasting.read_series import WEIGHT, target_weights
 from fluxutils_py.frames.panel import Columns, read_panel
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*series have no more steps than a season")
@@ -37,7 +36,7 @@ def df():
 
 @pytest.fixture
 def settings(small):
-    return {**small, "max_steps": 12, "season_length": 5, "lag": None, "quantiles": (0.2, 0.8)}
+    return {**small, "max_steps": 12, "season_length": (5,), "quantiles": (0.2, 0.8)}
 
 
 def weights_of(fc):
@@ -158,9 +157,10 @@ def test_weights_that_cannot_be_are_refused(df, settings):
 
 
 @pytest.fixture
-def validated(df, settings):
+def validated(df, settings, monkeypatch):
+    monkeypatch.setattr(model_fitting, "DROPOUT", 0.0)
     with pytest.warns(UserWarning, match=r"1 of 4 series .*10 steps .*'s3' has 9"):
-        return Forecaster(H, **{**settings, "dropout": 0.0}).fit(df, val_size=10)
+        return Forecaster(H, **settings).fit(df, val_size=10)
 
 
 def before_the_last(df, n):
@@ -170,12 +170,12 @@ def before_the_last(df, n):
 
 @pytest.mark.slow
 def test_nothing_is_learnt_from_the_validation_part(df, settings, validated):
-    plain = Forecaster(H, **{**settings, "dropout": 0.0}).fit(before_the_last(df, 10))
+    plain = Forecaster(H, **settings).fit(before_the_last(df, 10))
     assert plain.features_ == validated.features_
     np.testing.assert_allclose(
         plain.loss_curve_[: len(validated.loss_curve_)], validated.loss_curve_, rtol=1e-6
     )
-    assert plain.validation_loss_curve_ == []
+    assert plain.validation_loss_curve_ == ()
     assert len(validated.validation_loss_curve_) == len(validated.loss_curve_)
     # forecasts start at the end of all data, those of series that were too short to train on too
     pd.testing.assert_frame_equal(validated.predict(), validated.predict(df), rtol=1e-5)
@@ -186,7 +186,7 @@ def test_the_validation_loss_is_that_of_forecasts_into_the_held_out_part(df, val
     fitted = validated._fitted
     # quantiles as the networks say them, also where a series is too short
     as_learnt = copy.copy(validated)
-    as_learnt.features_ = replace(validated.features_, wander=())
+    as_learnt.state_ = replace(fitted, features=replace(fitted.features, wander=()))
     total, count = 0.0, 0
     for name, part in df.groupby("unique_id"):
         first, last = part.ds.min(), part.ds.max()
@@ -228,11 +228,11 @@ def test_the_validation_loss_is_that_of_forecasts_into_the_held_out_part(df, val
 
 @pytest.mark.slow
 def test_training_stops_when_validation_loss_rises_and_keeps_the_best(df, settings):
-    fc = Forecaster(H, **{**settings, "max_steps": 150, "lr": 0.3, "n_iter_no_change": 2})
+    fc = Forecaster(H, **{**settings, "max_steps": 150, "lr": 0.3})
     long = df[df.unique_id != "s3"]
     fc.fit(long, val_size=8)
     curve = fc.validation_loss_curve_
-    assert len(curve) == np.argmin(curve) + 3 < 150
+    assert len(curve) == np.argmin(curve) + 1 + 150 // 4 < 150
     arrays = np.stack([long[long.unique_id == "s0"].y.ffill().to_numpy()])[None]
     on_array = Forecaster(H, **settings).fit(arrays, val_size=8)
     assert on_array.predict()["Forecaster"].shape == (1, 1, H)
@@ -247,58 +247,3 @@ def test_validation_parts_that_cannot_be_are_refused(df, settings):
         fc.fit(df, val_size=59)
     with pytest.raises(ValueError, match=r"val_size .*got -1"):
         fc.fit(df, val_size=-1)
-
-
-# -- warm start ------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_warm_start_goes_on_from_the_weights_that_are_there(df, settings, tmp_path, monkeypatch):
-    first = df[df.ds < 40]
-    fc = Forecaster(H, warm_start=True, **settings).fit(first)
-    before = weights_of(fc)
-    fc.save(tmp_path / "fc.pt")
-    seen = []
-    fit_models = model_fitting.fit_models
-
-    def spy(settings, data, loss, ranks, start=()):
-        seen.append([p.detach().clone() for m in start for p in m.parameters()])
-        return fit_models(settings, data, loss, ranks, start)
-
-    monkeypatch.setattr(model_fitting, "fit_models", spy)
-    loaded = Forecaster.load(tmp_path / "fc.pt")
-    old_models = copy.copy(fc.models_)
-    for one in (fc, loaded):
-        features = one.features_
-        one.fit(df)
-        assert one.features_ == features
-        assert all(torch.equal(p, q) for p, q in zip(seen.pop(), before, strict=True))
-        pd.testing.assert_frame_equal(one.predict(), one.predict(df), rtol=1e-5)
-    assert same(fc, loaded)
-    assert not same(fc, Forecaster(H, **settings).fit(df))
-    # the networks of the earlier fit are not touched
-    for p, q in zip((p for m in old_models for p in m.parameters()), before, strict=True):
-        assert torch.equal(p, q)
-
-
-@pytest.mark.slow
-def test_a_warm_start_with_a_learning_rate_of_nearly_nothing_changes_nearly_nothing(df, settings):
-    fc = Forecaster(H, warm_start=True, **settings).fit(df)
-    expected = fc.predict()
-    fc.set_params(lr=1e-12, weight_decay=1e-12).fit(df, sample_weight=df.ds + 1.0)
-    pd.testing.assert_frame_equal(fc.predict(), expected, rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_networks_of_other_shape_cannot_go_on(df, settings):
-    fc = Forecaster(H, warm_start=True, **settings).fit(df)
-    for name, value, said in (
-        ("h", 5, r"h=4, but h is 5"),
-        ("n_models", 2, "n_models=1, but n_models is 2"),
-        ("hidden_size", 6, "hidden_size=6"),
-        ("quantiles", (0.5,), r"quantiles=\(0\.5,\)"),
-    ):
-        before = getattr(fc, name)
-        with pytest.raises(SpecError, match=said):
-            fc.set_params(**{name: value}).fit(df)
-        fc.set_params(**{name: before})

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from fluxutils_py.forecasting import Forecaster
-from fluxutils_py.forecasting.fitted_forecaster import (
-    FittedForecaster,
+from fluxutils_py.forecasting.fitted_state import (
     warn_long_horizon,
     warn_short_series,
 )
@@ -25,12 +24,15 @@ def test_tails_are_windows_of_the_last_steps_alone(panel, small):
 
 
 @pytest.mark.slow
-def test_columns_are_those_that_the_settings_name_now(panel, small):
-    fc = Forecaster(3, quantiles=(0.9, 0.1), **small).fit(panel)
-    fc.set_params(alias="Other", time_col="when")
-    fitted = FittedForecaster(fc.features_, fc.channels_, fc.covariates_, fc, fc.models_)
-    assert fitted.names == ["Other", "Other-lo-80", "Other-hi-80"]
+def test_columns_are_those_of_the_fit(panel, small):
+    df = panel.rename(columns={"ds": "when"})
+    fc = Forecaster(3, quantiles=(0.9, 0.1), **small).fit(df, time_col="when")
+    fc.set_params(quantiles=())
+    fitted = fc.state_
+    assert fitted.names == ["Forecaster", "Forecaster-lo-80", "Forecaster-hi-80"]
     assert (fitted.columns.time, fitted.n_quantiles, fitted.h) == ("when", 2, 3)
+    assert fc.features_ is fitted.features
+    assert list(fc.predict().columns) == ["unique_id", "when", *fitted.names]
 
 
 def test_short_series_and_long_horizons_are_warned_of():

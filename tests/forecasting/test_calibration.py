@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from fluxutils_py.forecasting import Forecaster
+from fluxutils_py.forecasting.calibration import held_out_steps, walk_held_out_end
 from fluxutils_py.forecasting.features import BASELINE_NAMES
 from fluxutils_py.forecasting.forecaster_settings import quantile_column
-from fluxutils_py.forecasting.held_out_end import held_out_steps, walk_held_out_end
 from fluxutils_py.forecasting.panel_windows import WindowArray
 
 QUANTILES = (0.2, 0.5, 0.9)
@@ -18,7 +18,7 @@ def fitted(make_panel, small):
     rng = np.random.default_rng(3)
     y = 20 + rng.normal(size=(2, 3, 61)).cumsum(2)
     y[0, 1, 7:9] = np.nan
-    fc = Forecaster(3, 4, lag=None, quantiles=QUANTILES, transform="none", calibrate=False, **small)
+    fc = Forecaster(3, (4,), quantiles=QUANTILES, transform="none", calibrate=False, **small)
     fc.fit(y)
     return fc, y
 
@@ -47,7 +47,7 @@ def test_forecasts_truths_and_baselines_are_those_of_their_origins(fitted):
         t = end.origins[n, w]
         assert t == 61 - held - 1 + w
         forecast = fc.predict(y[:, :, : t + 1])
-        names = ["Forecaster", *(quantile_column("Forecaster", q) for q in QUANTILES)]
+        names = ["Forecaster", *(quantile_column(q) for q in QUANTILES)]
         expected = np.stack([forecast[name].reshape(6, -1)[n] for name in names])
         past = series[n, : t + 1]
         naive = past[[t - 3, t - 2, t - 1]]

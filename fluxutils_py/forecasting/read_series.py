@@ -1,4 +1,6 @@
-"""Read series, and the weights of their values, from a data frame or an array (F, N, T)."""
+"""Read series, and the weights of their values, from a data frame or an array (F, N, T); take the
+part that is trained on.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,13 @@ from typing import Any
 import numpy as np
 
 from fluxutils_py.data.arrays import plain_block
-from fluxutils_py.errors import DataError, ShapeError
+from fluxutils_py.errors import DataError, ShapeError, warn
+from fluxutils_py.forecasting.panel_windows import PackedSeries
 from fluxutils_py.frames.frames import Frame, is_frame
 from fluxutils_py.frames.frequency import Frequency
 from fluxutils_py.frames.panel import Columns, Panel, read_panel
 from fluxutils_py.inputs import as_series
+from fluxutils_py.validation import check_integer
 
 WEIGHT = "sample_weight of fit"  # name of the weights among the values of a panel
 STEPS = Frequency("integer", 1, text="1")  # of an array, whose times are 0, 1, 2, ...
@@ -145,3 +149,74 @@ def _require_weights(weights: np.ndarray, place: str) -> None:
             f"sample_weight is {weights[at]} in {place} {shown}; weights must be finite and not "
             "negative: use 0 for what shall not be learnt"
         )
+
+
+def check_val_size(val_size: int, h: int) -> None:
+    """Raise ValueError unless so many steps can be held out for validation."""
+    check_integer("val_size", val_size, 0)
+    if 0 < val_size < h:
+        raise ValueError(
+            f"val_size is {val_size}, fewer steps than the horizon of {h}: the last steps of "
+            f"forecasts would never be validated; give 0, or at least {h}"
+        )
+
+
+def training_part(panel: Panel, val_size: int) -> Panel:
+    """Return the series without their last ``val_size`` steps.
+
+    Warns of series that have no other steps.
+
+    Raises
+    ------
+    DataError
+        If no step is left.
+    """
+    if val_size == 0:
+        return panel
+    lengths = panel.lengths
+    left = np.maximum(lengths - val_size, 0)
+    if left.max() < 2:
+        raise DataError(
+            f"val_size={val_size} leaves nothing to train on: the longest series has "
+            f"{lengths.max()} steps"
+        )
+    short = np.flatnonzero(left == 0)
+    if len(short):
+        warn(
+            f"{len(short)} of {panel.n_series} series have no more than the {val_size} steps of "
+            f"val_size, and are not trained on (series {panel.ids[short[0]]!r} has "
+            f"{lengths[short[0]]})"
+        )
+    return panel.cut(np.zeros(panel.n_series, int), left)
+
+
+def target_weights(panel: Panel) -> PackedSeries | None:
+    """Return the weight of each value as a target, of mean 1 over those above 0; None if all are
+    equal.
+
+    Raises
+    ------
+    DataError
+        If all weights are 0.
+    """
+    weights = panel.values.get(WEIGHT)
+    if weights is None:
+        return None
+    known = ~np.isnan(next(iter(panel.values.values())))
+    live = weights[known & (weights > 0)]
+    if not live.size:
+        raise DataError(
+            "sample_weight leaves nothing to learn from: it is 0 wherever there is a value"
+        )
+    if live.min() == live.max():
+        if not (weights[known & (weights == 0)]).size:
+            return None
+        weights = (weights > 0).astype(float)
+    else:
+        weights = weights / live.mean()
+    return PackedSeries(weights[None], panel.lengths)
+
+
+def equal_weights(panel: Panel) -> PackedSeries:
+    """Return weights of 1."""
+    return PackedSeries(np.ones((1, int(panel.lengths.sum()))), panel.lengths)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from torch import nn
@@ -12,75 +12,75 @@ from fluxutils_py.errors import DataError, warn
 from fluxutils_py.forecasting.correction import SOURCES, Correction
 from fluxutils_py.forecasting.covariates import Covariates, filled_forward
 from fluxutils_py.forecasting.features import Features
-from fluxutils_py.forecasting.forecaster_settings import (
-    RECURRENT,
-    ForecasterSettings,
-    column_names,
-    columns_of,
-    sorted_quantiles,
-)
+from fluxutils_py.forecasting.forecaster_settings import RECURRENT, output_columns
 from fluxutils_py.forecasting.network_size import LEAST_STEPS
 from fluxutils_py.forecasting.panel_windows import (
     Channels,
     PackedSeries,
     PanelWindows,
 )
+from fluxutils_py.frames.frequency import Frequency
 from fluxutils_py.frames.panel import Columns, Panel
 
 LITTLE = 0.1  # weight of the networks in a forecast that others make
 
 
 @dataclass(frozen=True)
-class FittedForecaster:
-    """What a forecaster needs to forecast: what it has learnt, and the names of its columns.
+class FittedState:
+    """What a forecaster has learnt; a file holds it, with the ends of the series.
 
     Attributes
     ----------
     features : Features
     channels : Channels
     covariates : Covariates
-    settings : ForecasterSettings
-        For the names of columns, which may change after ``fit``.
-    models : sequence of nn.Module
+    columns : Columns
+        Of the frames that it reads.
+    quantiles : tuple of float
+        In the order of the networks' outputs.
+    frequency : Frequency
+    loss_name : str or callable
+        The loss of the point forecast, chosen if it was "auto".
+    network : str
+        The kind of the networks, "recurrent" or "segments".
+    models : tuple of nn.Module
         Empty before they are trained.
     correction : Correction or None
         Of their outputs; None before it is learnt, and where nothing is corrected.
-    network : str
-        The kind of the networks, see ``Forecaster``.
+    loss_curve, validation_loss_curve : tuple of float
+        Loss per epoch, averaged over the networks.
+    network_errors : dict of str to float
+        Error of each kind of network on the end of the training part, relative to that of the
+        seasonal naive forecast; empty if there was no choice.
     """
 
     features: Features
     channels: Channels
     covariates: Covariates
-    settings: ForecasterSettings
-    models: Sequence[nn.Module] = ()
-    correction: Correction | None = None
+    columns: Columns
+    quantiles: tuple[float, ...]
+    frequency: Frequency
+    loss_name: Any
     network: str = RECURRENT
-
-    @property
-    def columns(self) -> Columns:
-        """Columns that it reads."""
-        return columns_of(self.settings)
+    models: tuple[nn.Module, ...] = ()
+    correction: Correction | None = None
+    loss_curve: tuple[float, ...] = ()
+    validation_loss_curve: tuple[float, ...] = ()
+    network_errors: dict[str, float] = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
         """Columns with forecasts: of the point forecast, then each quantile."""
-        return column_names(self.settings)
+        return [*output_columns(self.quantiles)]
 
     @property
     def h(self) -> int:
         """Number of steps to forecast."""
-        # not that of the settings, which may have changed
         return self.features.h
 
     @property
     def n_quantiles(self) -> int:
-        return len(self.names) - 1
-
-    @property
-    def quantiles(self) -> tuple[float, ...]:
-        """Levels of the quantiles, in the order of the networks' outputs."""
-        return sorted_quantiles(self.settings)
+        return len(self.quantiles)
 
     def windows(self, panel: Panel) -> PanelWindows:
         """Return the windows of a panel, from its first step."""
