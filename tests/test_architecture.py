@@ -499,20 +499,20 @@ def test_the_rules_of_reading_see():
 # What is counted: the most that is allowed today, lowered by each change that lowers it, and the
 # most that is to be left.
 CEILINGS = {
-    "fit to the first update: files": (65, 36),
-    "fit to the first update: frames": (15, 9),
-    "fit to the first update: classes made": (42, 26),
-    "predict: files": (40, 24),
+    "fit to the first update: files": (56, 36),
+    "fit to the first update: frames": (9, 9),
+    "fit to the first update: classes made": (37, 26),
+    "predict: files": (37, 24),
     "a step of a stream: files": (3, 3),
-    "a step of a stream: calls": (9, 9),
-    "classes": (545, 380),
-    "arguments of SequenceRegressor": (38, 22),
-    "arguments of Forecaster": (38, 22),
-    "arguments of Estimator": (14, 13),
-    "fields of Spec": (16, 14),
+    "a step of a stream: calls": (8, 9),
+    "classes": (506, 380),
+    "arguments of SequenceRegressor": (37, 22),
+    "arguments of Forecaster": (22, 22),
+    "arguments of Estimator": (13, 13),
+    "fields of Spec": (14, 14),
     "public names at the top": (43, 40),
-    "public names without the guests'": (127, 100),
-    "tokens": (396_410, 300_000),
+    "public names without the guests'": (123, 100),
+    "tokens": (362_630, 300_000),
     "tokens in ten lines": (87, 90),
 }
 SLACK = {"tokens": 1000}  # by which a ceiling may lie above what is counted

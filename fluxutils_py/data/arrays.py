@@ -198,11 +198,16 @@ def _why_unreadable(value: Any) -> str | None:
     # dask has NaN for sizes that it has not computed
     if isinstance(shape, tuple) and any(isinstance(n, float) for n in shape):
         return f"has the shape {shape}: call compute_chunk_sizes() first"
-    if is_tensor(value) and hasattr(value, "layout") and shape:
-        try:
-            value.detach()[..., :0].cpu().numpy()
-        except (NotImplementedError, RuntimeError, TypeError, ValueError):
-            return f"is of {value.dtype} and {value.layout} on {value.device}, which NumPy lacks"
+    return _why_no_numpy(value) if is_tensor(value) and shape else None
+
+
+def _why_no_numpy(tensor: Any) -> str | None:
+    if not hasattr(tensor, "layout"):
+        return None
+    try:
+        tensor.detach()[..., :0].cpu().numpy()
+    except (NotImplementedError, RuntimeError, TypeError, ValueError):
+        return f"is of {tensor.dtype} and {tensor.layout} on {tensor.device}, which NumPy lacks"
     return None
 
 

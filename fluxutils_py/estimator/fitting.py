@@ -127,13 +127,7 @@ def run_fit(est: SeriesEstimator, request: FitRequest, before: Before | None = N
         if earlier is None and has_checkpointers(callbacks):
             saved = saved_minibatch_size(callbacks, ranks)
         parts = None if earlier is None else earlier.fitted_parts_
-        data = read_data(
-            settings,
-            input_schema(est, settings, parts),
-            request,
-            None if parts is None else parts.codec,
-            SeriesPool(ranks if request.sharded else RankGroup()),
-        )
+        data = _read(est, settings, request, parts, ranks)
         after: After = nothing_more
         if before is not None:
             begun = BegunFit(est, data, ranks, randomness.split_seed, saved, earlier is not None)
@@ -156,6 +150,20 @@ def run_fit(est: SeriesEstimator, request: FitRequest, before: Before | None = N
         after(training)
         end_fit()
         warn_nothing_learnt(training, target_sums)
+
+
+def _read(
+    est: SeriesEstimator,
+    settings: Settings,
+    request: FitRequest,
+    parts: FittedParts | None,
+    ranks: RankGroup,
+) -> ReadData:
+    """Read the data of a call; ``parts`` are those of the fit that it follows."""
+    schema = input_schema(est, settings, parts)
+    codec = None if parts is None else parts.codec
+    pool = SeriesPool(ranks if request.sharded else RankGroup())
+    return read_data(settings, schema, request, codec, pool)
 
 
 def _begin_fit(est: SeriesEstimator, training: Training, request: FitRequest) -> Callable[[], None]:
@@ -286,13 +294,7 @@ def run_evaluate(
         if whole:
             spec = replace(read_spec(settings.spec), rebatch=False, burn_in=0)
             settings = replace(settings, spec=spec)
-        read = read_data(
-            settings,
-            input_schema(est, settings, parts),
-            request,
-            parts.codec,
-            SeriesPool(ranks if request.sharded else RankGroup()),
-        )
+        read = _read(est, settings, request, parts, ranks)
         data = read.cut(settings, MinibatchSize.of(settings, ranks.size).whole)
         if not request.sharded:
             require_same_inputs(ranks, data.inputs)

@@ -367,10 +367,7 @@ def _place_parts(name: str, parts: list[Part], rows: list[list[str]], dims: Dims
         if len(along) == 2:
             start[along[0]] = end[along[0]]
         for _, part in zip(row, remaining, strict=False):
-            others = [n for axis, n in enumerate(part.shape) if axis not in along]
-            if len(part.shape) != ndim or others != [
-                n for axis, n in enumerate(first.shape) if axis not in along
-            ]:
+            if len(part.shape) != ndim or _sizes(part, along) != _sizes(first, along):
                 raise H5DataError(
                     f"{describe(part.path, name)} has shape {part.shape}, in {first.path} it is "
                     f"{first.shape}; they may differ only along {_shown(dims)}; join along another "
@@ -381,6 +378,11 @@ def _place_parts(name: str, parts: list[Part], rows: list[list[str]], dims: Dims
             end = [max(e, s + n) for e, s, n in zip(end, start, part.shape, strict=True)]
             start[along[-1]] += part.shape[along[-1]]
     return tuple(end)
+
+
+def _sizes(part: Part, along: list[int]) -> list[int]:
+    """Return the sizes along the other axes."""
+    return [n for axis, n in enumerate(part.shape) if axis not in along]
 
 
 def _common_type(name: str, parts: list[Part], virtual: bool, fill: float | None) -> Any:
@@ -394,13 +396,19 @@ def _common_type(name: str, parts: list[Part], virtual: bool, fill: float | None
     dtype = first.dtype  # result_type would change the byte order
     if fill or len(dtypes) > 1:
         dtype = np.result_type(*dtypes, *([fill] if fill else []))
-    for part in parts if virtual else ():
+    if virtual:
+        _require_convertible(name, parts)
+    return dtype
+
+
+def _require_convertible(name: str, parts: list[Part]) -> None:
+    """Raise H5DataError for types that HDF5 cannot convert to others as it reads."""
+    for part in parts:
         if part.dtype.kind == "b" or isinstance(part.h5_type, h5py.h5t.TypeBitfieldID):
             raise H5DataError(
                 f"{describe(part.path, name)} has another type than in the other files, and HDF5 "
                 "cannot convert it in a virtual dataset; pass virtual=False"
             )
-    return dtype
 
 
 def _feature_names(name: str, parts: list[Part], shape: Shape) -> Names | None:

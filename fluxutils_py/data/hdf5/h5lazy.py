@@ -130,10 +130,9 @@ class H5Lazy(NDArrayOperatorsMixin, DuckArray):
         if len(index) < self.ndim:
             return super().__getitem__(key)
         part = object.__new__(type(self))  # it opens the file again if this one is closed before
-        part.__dict__.update(self.__dict__)
+        part.__dict__.update(self.__dict__, _index=self._in_whole(index))
         part.feature_names = index_names(self.feature_names, key, self.ndim)
         part.shape = tuple(map(len, index))
-        part._index = self._in_whole(index)
         return part
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:

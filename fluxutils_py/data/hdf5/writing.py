@@ -172,15 +172,8 @@ def _names_by_name(path: str, arrays: dict[str, Any], given: object) -> dict[str
     """Return feature names by array: those given, else those that the array itself has."""
     arrays = {name: array for name, array in arrays.items() if array is not None}
     names = {name: get_feature_names(array) for name, array in arrays.items()}
-    if given is not None and not isinstance(given, Mapping):  # of the only array with features
-        candidates = [name for name, array in arrays.items() if len(array.shape) == 3]
-        if len(candidates) != 1:
-            raise H5DataError(
-                f"{path}: feature_names must say of which array they are, as {{'x': [...]}}, where "
-                f"{len(candidates)} arrays have three axes"
-            )
-        given = {candidates[0]: given}
-    for name, value in (given or {}).items():
+    of_arrays = {} if given is None else _of_arrays(path, arrays, given)
+    for name, value in of_arrays.items():
         key = str(name).strip("/")
         if key not in arrays:
             raise H5DataError(
@@ -189,6 +182,19 @@ def _names_by_name(path: str, arrays: dict[str, Any], given: object) -> dict[str
             )
         names[key] = check_names(value, arrays[key].shape, describe(path, key))
     return {name: value for name, value in names.items() if value is not None}
+
+
+def _of_arrays(path: str, arrays: dict[str, Any], given: Any) -> Mapping[str, Any]:
+    """Return given feature names by array; a list is of the only array with features."""
+    if isinstance(given, Mapping):
+        return given
+    candidates = [name for name, array in arrays.items() if len(array.shape) == 3]
+    if len(candidates) != 1:
+        raise H5DataError(
+            f"{path}: feature_names must say of which array they are, as {{'x': [...]}}, where "
+            f"{len(candidates)} arrays have three axes"
+        )
+    return {candidates[0]: given}
 
 
 def _as_array(value: Any, where: str) -> Any:
