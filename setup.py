@@ -25,7 +25,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 SOURCES = Path("csrc")
-STEP = Path("fluxutils_py/exporting/step.h")  # in the package, because exported files hold it
+STEP = Path("fluxutils_py/exporting")  # in the package, because exported files hold its headers
 FLAGS = [
     "-std=c++17",
     "-O3",
@@ -150,7 +150,7 @@ setup(
         Extension(
             "fluxutils_py.nn._kernels",
             sources=[str(p) for p in sorted(SOURCES.glob("*.cpp"))],
-            depends=[str(p) for p in [*sorted(SOURCES.glob("*.h")), STEP]],
+            depends=[str(p) for p in [*sorted(SOURCES.glob("*.h")), *STEP.glob("*.h")]],
             optional=True,
         )
     ],

@@ -116,7 +116,6 @@ def contenders(name: str) -> dict[str, Contender]:
             BASE: partial(by_hand, loss=loss_by_steps),
             "fused again (A/A)": partial(by_hand, loss=loss_by_steps),
             FIT: partial(by_fit, loss=step_loss),
-            "Estimator.fit, n_jobs=2": partial(by_fit, loss=step_loss, n_jobs=2),
             "Estimator.fit, seqloss: whole windows": by_fit,
         }
     ours: dict[str, Contender] = {
@@ -124,7 +123,6 @@ def contenders(name: str) -> dict[str, Contender]:
         BASE: by_hand,
         "fused again (A/A)": by_hand,
         FIT: by_fit,
-        "Estimator.fit, n_jobs=2": partial(by_fit, n_jobs=2),
     }
     if name in MORE or name in SMALL_WINDOWS:
         return {contender: ours[contender] for contender in (BASE, "fused again (A/A)", FIT)}
@@ -264,9 +262,7 @@ def main() -> None:
     made.add_argument(
         "--small-windows", action="store_const", const=list(SMALL_WINDOWS), dest="shapes"
     )
-    made.add_argument(
-        "--threads", type=int, default=cores(), help="of torch; ranks and n_jobs have their own"
-    )
+    made.add_argument("--threads", type=int, default=cores(), help="of torch; ranks have their own")
     made.add_argument("--memory", action=argparse.BooleanOptionalAction, default=True)
     args = parse(made)
     torch.set_num_threads(args.threads)

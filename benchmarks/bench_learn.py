@@ -92,7 +92,7 @@ def cost(layer: type[nn.Module], n_in: int, n_units: int, rounds: int) -> list[s
     est = Estimator(model, spec=spec, random_state=0, verbose=False).fit(x, x[:1])
     plain, again, live = est.stream(1), est.stream(1), est.stream(1, learn=True)
     step, truth = np.ascontiguousarray(x[:, :, 0]), x[:1, :, 0].astype(float)
-    n = 100 if layer is LSTM else 1000
+    n = 100
     taken: list[list[float]] = []
     for _ in range(rounds):
         live.reset()

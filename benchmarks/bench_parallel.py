@@ -18,7 +18,7 @@ cores between sessions first, and ``torchrun`` gives each rank a session of its 
 has a base of its own. Over a link, the ranks run in two network namespaces, joined by a link with
 the rate and the delay that the table says (gloo over TCP; tbf or netem).
 
-Threads (``n_jobs``), and ranks that share the work of one, are in bench_fit.py.
+Ranks that share the work of one are in bench_fit.py.
 
     python benchmarks/bench_parallel.py [--rounds 5] [--shapes small large] [--epochs 2] [--only
     alone beside links]

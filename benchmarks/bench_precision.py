@@ -60,12 +60,11 @@ def by_fit(
     shape: Shape,
     precision: str,
     device: str,
-    n_jobs: int | None = None,
 ) -> Tensor:
     spec = Spec(
         epochs=shape.epochs, batchsize=shape.batchsize, seqsize=shape.seqsize, precision=precision
     )
-    est = Estimator(model, F.mse_loss, None, spec, n_jobs=n_jobs, device=device, verbose=False)
+    est = Estimator(model, F.mse_loss, None, spec, device=device, verbose=False)
     return net2vec(est.fit(x, y)).cpu()
 
 
@@ -117,15 +116,6 @@ def compare(name: str, report: Report, rounds: int, quick: bool, device: str) ->
         "float32 again (A/A)": partial(by_fit, precision="float32", device=device),
         "bfloat16": partial(by_fit, precision="bfloat16", device=device),
     }
-    if device == "cpu":
-        contenders["float32, n_jobs=2"] = partial(
-            by_fit, precision="float32", device=device, n_jobs=2
-        )
-        contenders["bfloat16, n_jobs=2"] = partial(
-            by_fit, precision="bfloat16", device=device, n_jobs=2
-        )
-    else:
-        contenders["float16"] = partial(by_fit, precision="float16", device=device)
     for train in contenders.values():
         train(*small, part)
     vectors: dict[str, Tensor] = {}

@@ -168,11 +168,10 @@ def by_fit(
     model: nn.Module,
     shape: Shape,
     loss: Callable[..., Tensor] = F.mse_loss,
-    n_jobs: int | None = None,
     device: str | None = None,
 ) -> Tensor:
     spec = Spec(epochs=shape.epochs, batchsize=shape.batchsize, seqsize=shape.seqsize)
-    est = Estimator(model, loss, None, spec, n_jobs=n_jobs, device=device, verbose=False)
+    est = Estimator(model, loss, None, spec, device=device, verbose=False)
     return net2vec(est.fit(x, y)).cpu()
 
 

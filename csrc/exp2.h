@@ -1,16 +1,17 @@
-// Powers of two, for sigmoid and tanh. fit_exp2.py makes the coefficients.
+// Powers of two, for sigmoid and tanh.
 #pragma once
+#include "../fluxutils_py/exporting/step_numbers.h"
 #include "simd.h"
+
+#define FK_ENTRY(coefficient) coefficient,
 
 namespace FLUXUTILS_UNIT {
 namespace {
 
 template <class T> struct Exp2;
 
-// Relative error of 2**r - 1 at most 2.1e-8.
 template <> struct Exp2<float> {
-    static constexpr float C[] = {0.693147182f,   0.240226492f,   0.0555035733f,
-                                  0.00961823761f, 0.00133907353f, 0.000154035122f};
+    static constexpr float C[] = {STEP_EXP2_FLOAT(FK_ENTRY, FK_ENTRY)};
     static constexpr float SHIFTER = 12582912.0f;  // 1.5 * 2**23: what is added to it is rounded to an integer
     static constexpr int MANTISSA = 23;
     static constexpr uint32_t ONE = 0x3f800000;  // the bits of 1
@@ -18,12 +19,8 @@ template <> struct Exp2<float> {
     static constexpr float AT_LIMIT = 0x1p30f;
 };
 
-// Relative error of 2**r - 1 at most 5.4e-17.
 template <> struct Exp2<double> {
-    static constexpr double C[] = {
-        0.69314718055994529,    0.24022650695910097,    0.055504108664821236,   0.0096181291076070652,
-        0.0013333558146531633,  0.0001540353044148068,  1.5252733701214656e-05, 1.3215442724231127e-06,
-        1.0178121299165704e-07, 7.0725617019303202e-09, 4.4455372281544426e-10};
+    static constexpr double C[] = {STEP_EXP2_DOUBLE(FK_ENTRY, FK_ENTRY)};
     static constexpr double SHIFTER = 6755399441055744.0;  // 1.5 * 2**52
     static constexpr int MANTISSA = 52;
     static constexpr uint64_t ONE = 0x3ff0000000000000;
@@ -42,9 +39,9 @@ template <class T> struct Power {
         V shifted = t + every(E::SHIFTER);
         V r = t - (shifted - every(E::SHIFTER));
         constexpr int n = sizeof(E::C) / sizeof(E::C[0]);
-        V q = every(E::C[n - 1]);
+        V q = every(E::C[0]);
         FK_UNROLL
-        for (int k = n - 2; k >= 0; k--) q = fma(q, r, every(E::C[k]));
+        for (int k = 1; k < n; k++) q = fma(q, r, every(E::C[k]));
         p = q * r;
         s = (V)(((I)shifted << E::MANTISSA) + E::ONE);
     }

@@ -1,10 +1,10 @@
-"""The coefficients of ``exp2.h``: minimax polynomials p(r) of ``(2**r - 1) / r`` for r in [-1/2,
+"""The coefficients of ``step_numbers.h``: minimax polynomials p(r) of ``(2**r - 1) / r`` for r in [-1/2,
 1/2].
 
 The error that is made small is that of ``r * p(r)`` relative to ``2**r - 1``, so that tanh of a
 small number keeps its leading digits. Remez' exchange in 60 digits, then the coefficients rounded
-to their type; needs mpmath. Prints the lines of ``exp2.h`` and the largest relative error before
-and after rounding.
+to their type; needs mpmath. Prints them, the highest power first, and the largest relative error
+before and after rounding.
 
     python csrc/fit_exp2.py
 """
@@ -67,5 +67,7 @@ if __name__ == "__main__":
         c, e = remez(degree)
         short = rounded(c, form)
         after = max(abs(error(short, r)) for r in linspace(-mpf(1) / 2, mpf(1) / 2, 2001))
-        print(f"// relative error {float(e):.1e}, with rounded coefficients {float(after):.1e}")
-        print(", ".join(f"{float(a):.{9 if form == 'f' else 17}g}{suffix}" for a in short))
+        print(f"relative error {float(e):.1e}, with rounded coefficients {float(after):.1e}")
+        print(
+            ", ".join(f"{float(a):.{9 if form == 'f' else 17}g}{suffix}" for a in reversed(short))
+        )

@@ -18,14 +18,14 @@ template <class T> FK_INLINE typename Lanes<T>::V magnitude(typename Lanes<T>::V
 // psigmoid and ptanh of nn/activations.py.
 template <class T> struct ParabolicGate {
     using V = typename Lanes<T>::V;
-    static constexpr T PER_REACH = T(1 / 4.1);
+    static constexpr T PER_REACH = T(1 / STEP_REACH);
     static FK_INLINE V keep(V a) { return at_least(T(-1), at_most(T(1), a * every(PER_REACH))); }
     static FK_INLINE V of(V u) { return fma(u, fma(magnitude<T>(u), every(T(-0.5)), every(T(1))), every(T(0.5))); }
     static FK_INLINE V slope(V u) { return (every(T(1)) - magnitude<T>(u)) * every(PER_REACH); }
 };
 template <class T> struct ParabolicCandidate {
     using V = typename Lanes<T>::V;
-    static constexpr T KNEE = T(1.92033), PLATEAU = T(0.96016), BEND = T(0.26037);
+    static constexpr T KNEE = T(STEP_KNEE), PLATEAU = T(STEP_PLATEAU), BEND = T(STEP_BEND);
     static FK_INLINE V to_knee(V a) { return at_least(T(0), every(KNEE) - magnitude<T>(a)); }
     static FK_INLINE V keep(V a) { return a; }
     static FK_INLINE V of(V a) {

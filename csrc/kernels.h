@@ -5,7 +5,7 @@
 #pragma once
 #include <stdint.h>
 
-#define FLUXUTILS_KERNELS_VERSION 4
+#define FLUXUTILS_KERNELS_VERSION 6
 
 #ifdef __cplusplus
 extern "C" {
@@ -22,8 +22,7 @@ enum { FK_BEST = 0, FK_AVX2 = 1, FK_AVX512 = 2, FK_NEON = 3,        // instructi
        FK_AVX512_BF16 = 4 };  // which a call of FK_BFLOAT16 uses, whatever its isa
 
 // What a call returns.
-enum { FK_OK = 0, FK_BAD_ARGUMENT = 1, FK_NO_SUCH_INSTRUCTIONS = 2, FK_OUT_OF_MEMORY = 3, FK_NOT_FINITE = 4,
-       FK_NOT_LEARNT = 5 };
+enum { FK_OK = 0, FK_BAD_ARGUMENT = 1, FK_NO_SUCH_INSTRUCTIONS = 2, FK_OUT_OF_MEMORY = 3, FK_NOT_FINITE = 4 };
 
 // S steps, B series, F features, H units. A pointer that may be null says so.
 typedef struct {
@@ -86,14 +85,14 @@ int32_t fluxutils_linear_backward(const fluxutils_linear_call *);
 // says, with a bias of n_out numbers, of cells rows * n_out.
 enum {
     FK_STEP_DENSE = 0,       // w (n_in, n_out), bias
-    FK_STEP_CELL = 1,        // w (n_in, x_rows n_out), w_h (n_out, h_rows n_out), bias, h, c (B, n_out); sums at `other`
-    FK_STEP_DIAGONAL = 2,    // w: n_out / 2 complex eigenvalues; h (B, n_out)
+    FK_STEP_CELL = 1,        // w (n_in, x_rows n_out), w_h (n_out, h_rows n_out), bias; states h, c (B, n_out); sums at `other`
+    FK_STEP_DIAGONAL = 2,    // w: n_out / 2 complex eigenvalues; state h (B, n_out)
     FK_STEP_ACTIVATION = 3,  // `cell` is the function, of the enumeration in step.h
     FK_STEP_GATED = 4,       // of 2 n_out numbers
     FK_STEP_ADD = 5,         // plus those at `other`
     FK_STEP_LAYER_NORM = 6,  // w and bias, alpha is eps
     FK_STEP_SCALE_SHIFT = 7,  // w and bias
-    // with `rows` integers in `numbers`, states as in nn/time_features.py and nn/causal_kernels.py, and n_past in x_rows
+    // with `rows` integers in `numbers`, and states as in nn/time_features.py and nn/causal_kernels.py
     FK_STEP_LAGS = 8,         // `numbers` are the lags
     FK_STEP_MEANS = 9,        // w: factors
     FK_STEP_ROLLING = 10,     // `numbers` are the spans
@@ -101,13 +100,12 @@ enum {
     FK_STEP_KERNELS = 12,     // `numbers`: rows pairs of the plan; w: biases; w_h: channels (uint8); taps at `other`
     FK_STEP_JOIN = 13,        // n_in numbers, then those at `other`
     FK_STEP_DOTS = 14,        // as FK_STEP_DENSE, with w (n_out, n_in)
-    FK_STEP_FADE = 15         // n_in levels at `other`, alpha is the limit
+    FK_STEP_FADE = 15         // `rows` levels at `other`, alpha is the limit
 };
 typedef struct {
-    int64_t kind, cell, source, other, target, n_in, n_out, rows, x_rows, h_rows;
+    int64_t kind, cell, source, other, target, n_in, n_out, rows, x_rows, h_rows, n_past;
     double alpha;
     const void *w, *w_h, *bias;
-    void *h, *c;
     void *const *states;   // of all series, as torch has them: the series in axis 1
     const int32_t *numbers;
 } fluxutils_step_operation;
@@ -142,48 +140,6 @@ typedef struct {
 // Only where fluxutils_isa(FK_BEST) finds a set. FK_NOT_FINITE: an input is infinite, or so large that its square may be,
 // or missing beside others; no state has changed then.
 int32_t fluxutils_step(const fluxutils_step_call *);
-
-// What an operation of a step needs to learn. Only these kinds have a gradient: FK_STEP_DENSE, FK_STEP_DOTS, FK_STEP_CELL
-// of FK_MIN_GRU and FK_MIN_LSTM, FK_STEP_DIAGONAL, FK_STEP_ACTIVATION, FK_STEP_GATED, FK_STEP_ADD, FK_STEP_LAYER_NORM,
-// FK_STEP_SCALE_SHIFT and FK_STEP_FADE, the last two for their input alone. Gradients and sensitivities have the layout of
-// the weights that the step reads. Those of FK_STEP_DIAGONAL have that of torch: its parameters are nu_log, theta_log,
-// gamma_log (n), weight_in (2n, n_in), its sensitivities (B, 3, n, 2) and (B, n, 2, n_in), and the operation before it is
-// the product with weight_in times exp(gamma_log), whose weights follow from the parameters, as the eigenvalues do.
-typedef struct {
-    int64_t has_gradient, to_source, to_other;  // whether it is trained or passes a gradient on, and to what
-    void *gradients[4];       // of weights and bias, or of the parameters; null: not trained. Of layers with
-    void *sensitivities[2];   // sensitivities of their state, of all series, all are there
-    const void *parameters[4];
-    void *room;               // for h before the step, and 3 rows n_out numbers behind it, of FK_STEP_DIAGONAL 3n
-} fluxutils_learn_operation;
-
-enum { FK_SGD = 0, FK_ADAM = 1, FK_ADAMW = 2 };
-typedef struct {
-    int64_t kind, n, is_written;  // whether the first series writes the gradient: of the weights of FK_STEP_DENSE and _DOTS
-    double rate, decay, beta1, beta2, eps;  // beta1 is the momentum of FK_SGD
-    void *value, *gradient, *first, *second;  // the means of gradients and of their squares
-    float *n_updates;                         // null: FK_SGD
-} fluxutils_learn_parameter;
-
-// One step of B series, then an update from its truth, by the mean over all truths that are known: of squared errors, or
-// of cross-entropies.
-enum { FK_SQUARED_ERROR = 0, FK_CROSS_ENTROPY = 1 };
-typedef struct {
-    int64_t version, of_loss, n_parameters;
-    const fluxutils_step_call *step;
-    const fluxutils_learn_operation *operations;
-    const fluxutils_learn_parameter *parameters;
-    const double *truth;         // (G, B), of classes their places, (1, B); NaN where it is unknown; null: only compute
-                                 // what follows from parameters
-    const double *mean, *scale;  // of targets, (G)
-    double clip;                 // the largest norm of the gradient; 0: any
-    void *slopes;                // room for the gradients of all values of a series
-    double loss, norm;           // written
-} fluxutils_learn_call;
-
-// FK_NOT_FINITE: as fluxutils_step(), nothing has changed. FK_NOT_LEARNT: the loss or the norm is not finite; states have
-// moved on, the parameters are as before.
-int32_t fluxutils_learn(fluxutils_learn_call *);
 
 #ifdef __cplusplus
 }

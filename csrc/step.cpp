@@ -13,13 +13,13 @@ double cos(double), sin(double), pow(double, double);
 float expf(float), expm1f(float), logf(float), log1pf(float), erff(float), sqrtf(float), cosf(float), sinf(float);
 }
 #define STEP_DECLARED
+#define real float  // in exported files, the type stands in its place
 
 namespace {
 
 namespace in_float {
 #include "../fluxutils_py/exporting/step.h"
 #include "step_run.h"
-#include "learn_run.h"
 }  // namespace in_float
 
 #undef real
@@ -28,12 +28,13 @@ namespace in_float {
 #undef STEP_MANTISSA
 #undef STEP_ONE
 #undef STEP_LIMIT
+#undef STEP_EXP2
+#define real double
 #define STEP_DOUBLE
 
 namespace in_double {
 #include "../fluxutils_py/exporting/step.h"
 #include "step_run.h"
-#include "learn_run.h"
 }  // namespace in_double
 
 // One series through the scalers, in place.
@@ -90,16 +91,4 @@ extern "C" __attribute__((visibility("default"))) int32_t fluxutils_step(const f
         }
     }
     return FK_OK;
-}
-
-extern "C" __attribute__((visibility("default"))) int32_t fluxutils_learn(fluxutils_learn_call *call) {
-    if (!call || call->version != FLUXUTILS_KERNELS_VERSION) return FK_BAD_ARGUMENT;
-    const fluxutils_step_call &c = *call->step;
-    const bool is_float = c.type == FK_FLOAT32;
-    if (!call->truth) {
-        is_float ? in_float::follow_all(*call) : in_double::follow_all(*call);
-        return FK_OK;
-    }
-    if (!read_inputs(c)) return FK_NOT_FINITE;
-    return (is_float ? in_float::learn(*call) : in_double::learn(*call)) ? FK_OK : FK_NOT_LEARNT;
 }

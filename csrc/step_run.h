@@ -9,12 +9,14 @@ static void start_sums(const real *x, const real *w, const real *bias, real *y, 
     add_products(x, w, y, n_in, n_products);
 }
 
+static bool has_c(int64_t cell) { return cell == FK_LSTM || cell == FK_FLSTM; }
+
 // The operations that remember inputs.
 static void run_past(const fluxutils_step_call &c, const fluxutils_step_operation &p, real *values, int64_t series) {
     const real *in = values + p.source, *w = static_cast<const real *>(p.w);
     real *out = values + p.target;
     const int n = static_cast<int>(p.n_in), n_out = static_cast<int>(p.n_out), rows = static_cast<int>(p.rows);
-    const int n_past = static_cast<int>(p.x_rows), apart = static_cast<int>(c.B * p.n_in);
+    const int n_past = static_cast<int>(p.n_past), apart = static_cast<int>(c.B * p.n_in);
     // of this series, from a state with `size` numbers for each
     auto state = [&](int k, int64_t size) { return static_cast<real *>(p.states[k]) + series * size; };
     switch (p.kind) {
@@ -52,8 +54,8 @@ static void run_series(const fluxutils_step_call &c, const double *x, int64_t se
         switch (p->kind) {
             case FK_STEP_DENSE: start_sums(in, w, bias, out, n_in, n, n); break;
             case FK_STEP_CELL: {
-                real *sums = values + p->other, *h = static_cast<real *>(p->h) + series * n;
-                real *s = static_cast<real *>(p->c) + (p->c ? series * n : 0);
+                real *sums = values + p->other, *h = static_cast<real *>(p->states[0]) + series * n;
+                real *s = has_c(p->cell) ? static_cast<real *>(p->states[1]) + series * n : nullptr;
                 int x_rows = static_cast<int>(p->x_rows), h_rows = static_cast<int>(p->h_rows);
                 int rows = static_cast<int>(p->rows);
                 start_sums(in, w, bias, sums, n_in, x_rows * n, rows * n);
@@ -77,7 +79,7 @@ static void run_series(const fluxutils_step_call &c, const double *x, int64_t se
                 break;
             }
             case FK_STEP_DIAGONAL: {
-                real *h = static_cast<real *>(p->h) + series * n;
+                real *h = static_cast<real *>(p->states[0]) + series * n;
                 step_diagonal(w, in, h, n / 2);
                 memcpy(out, h, n * sizeof(real));
                 break;
@@ -92,7 +94,7 @@ static void run_series(const fluxutils_step_call &c, const double *x, int64_t se
                 memcpy(out + n_in, values + p->other, (n - n_in) * sizeof(real));
                 break;
             case FK_STEP_DOTS: step_dots(in, w, bias, out, n_in, n); break;
-            case FK_STEP_FADE: step_fade(in, values + p->other, alpha, out, n_in, n); break;
+            case FK_STEP_FADE: step_fade(in, values + p->other, alpha, out, static_cast<int>(p->rows), n); break;
             default: run_past(c, *p, values, series);
         }
     }

@@ -179,7 +179,7 @@ def forecasts(
         opt=functools.partial(torch.optim.AdamW, lr=0.01),
         # one long series: fit folds it into 8 rows
         spec=Spec(
-            epochs=epochs, batchsize=8, seqsize=WINDOW, clip=0.1, patience=12, scheduler=cosine
+            epochs=epochs, batchsize=8, seqsize=WINDOW, clip=0.1, patience=12, lr_schedule=cosine
         ),
         random_state=seed,
     )

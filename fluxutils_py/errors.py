@@ -87,12 +87,10 @@ class RemoteError(FluxUtilsError, RuntimeError):
 
 
 class SingleStepWarning(UserWarning):
-    """Rows of a matrix or data frame are taken for series of one step each, though they look like
-    steps that follow in time, or the model was fitted on longer series.
+    """Rows of a matrix or data frame are taken for series of one step each: a recurrent model
+    carries nothing from row to row.
 
-    A recurrent model then carries nothing from row to row. The message says how to give the rows as
-    steps. An array whose series look like steps in time, as in the layout (N, T, F) of other tools,
-    is warned of as well.
+    The message says how to give the rows, or the columns, as steps.
     """
 
 

@@ -22,8 +22,8 @@ def cosine(
 ) -> functools.partial[Any]:
     """Let learning rates fall along a cosine to ``min_lr``, then restart.
 
-    Pass it as ``scheduler`` of a spec or a trainer, or call it with an optimizer:
-    ``cosine(100)(optimizer)``.
+    Pass it as ``lr_schedule`` of a spec, as in ``("step", cosine(100))``, or as ``scheduler`` of a
+    trainer, or call it with an optimizer: ``cosine(100)(optimizer)``.
 
     Parameters
     ----------
@@ -150,7 +150,7 @@ def inverse_sqrt(optimizer: Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
     """Divide the learning rate by the square root of the step, counted from 1. Source: SGD of
     gomlx.
 
-    Pass it as ``scheduler`` of a spec with ``schedule_every="step"``, or call it with an optimizer.
+    Pass it to a spec as ``lr_schedule=("step", inverse_sqrt)``, or call it with an optimizer.
     """
     return torch.optim.lr_scheduler.LambdaLR(optimizer, _inverse_sqrt)
 

@@ -194,6 +194,13 @@ def run_with_callbacks(est: Any, fit: Callable[[], Result]) -> Result:
         _running.pop(est, None)
 
 
+def within_callbacks(est: Any, fit: Callable[..., Result]) -> Callable[..., Result]:
+    """Return a fit that lets the callbacks of an estimator, if any, end whatever happens."""
+    if not has_callbacks(est):
+        return fit  # the way that a reader of a traceback follows
+    return lambda *arguments: run_with_callbacks(est, lambda: fit(*arguments))
+
+
 def run_as_one_task(
     est: Any, fit: Callable[[], Result], x: object, metadata: dict[str, Any] | None = None
 ) -> Result:

@@ -19,8 +19,6 @@ from torch.utils._device import DeviceContext
 
 # Counts the changes of a tensor in place.
 version_of: Callable[[Tensor], int] = attrgetter("_version")
-# By name; writing into it spares the checks of nn.Module.__setattr__.
-buffers_of: Callable[[nn.Module], dict[str, Tensor | None]] = attrgetter("_buffers")
 # The user's functions around the call of a module: before and after it.
 call_hooks_of: Callable[[nn.Module], tuple[Any, Any]] = attrgetter(
     "_forward_pre_hooks", "_forward_hooks"

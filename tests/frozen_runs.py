@@ -154,7 +154,7 @@ def given_validation_and_schedule(d):
 @run
 def scheduler_of_epochs(d):
     halve = functools.partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5)
-    return trained(plain(network(), scheduler=halve).fit(d.x, d.y), d.x)
+    return trained(plain(network(), lr_schedule=halve).fit(d.x, d.y), d.x)
 
 
 @run

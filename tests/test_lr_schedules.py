@@ -77,8 +77,7 @@ def test_an_estimator_tells_the_schedule_its_length(every, n):
         batchsize=3,
         seqsize=10,
         rebatch=False,
-        scheduler=cosine(cycles=1),
-        schedule_every=every,
+        lr_schedule=cosine(cycles=1) if every == "epoch" else (every, cosine(cycles=1)),
     )
     rates = []
     opt = functools.partial(torch.optim.SGD, lr=0.8)

@@ -311,7 +311,7 @@ def test_its_settings_are_found_by_name():
 
 @pytest.mark.slow
 def test_a_schedule_goes_on_after_loading(tmp_path):
-    spec = Spec(2, 4, 5, scheduler=partial(lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=40))
+    spec = Spec(2, 4, 5, lr_schedule=partial(lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=40))
     est = Estimator(model(), None, ADAMW32(0.02), spec, random_state=0).fit(X, Y)
     est.save(tmp_path / "est")
     loaded = Estimator.load(tmp_path / "est")
@@ -407,7 +407,7 @@ def test_the_inverse_square_root_counts_steps_from_1():
 
 @pytest.mark.parametrize("scheduler", [cosine(3), inverse_sqrt])
 def test_schedules_serve_an_estimator(scheduler):
-    spec = Spec(epochs=4, batchsize=4, seqsize=5, scheduler=scheduler)
+    spec = Spec(epochs=4, batchsize=4, seqsize=5, lr_schedule=scheduler)
     est = Estimator(opt=partial(SGD, lr=0.1), spec=spec, random_state=0).fit(X, Y)
     assert [record["lr"] for record in est.history_] == pytest.approx(rates(scheduler, 4, lr=0.1))
 

@@ -2,8 +2,6 @@
 to work. That no other file reads private names is tested in test_architecture.py.
 """
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -27,14 +25,6 @@ def test_versions_count_changes_in_place():
     before = torch_private.version_of(t)
     t += 1
     assert torch_private.version_of(t) == before + 1
-
-
-def test_buffers_are_the_ones_that_the_module_uses():
-    norm = nn.BatchNorm1d(2)
-    other = copy.deepcopy(norm)
-    torch_private.buffers_of(other).update(torch_private.buffers_of(norm))
-    assert other.running_mean is norm.running_mean
-    assert set(torch_private.buffers_of(norm)) == {name for name, _ in norm.named_buffers()}
 
 
 @pytest.mark.parametrize("add", ["register_forward_hook", "register_forward_pre_hook"])

@@ -24,7 +24,7 @@ reveal_type(est.predict(x))
 reveal_type(est.score(x, x))
 shape: tuple[int, ...] = est.fit(x, x).predict(x).shape
 est.fit(x, x, epochs="three")
-Estimator(n_job=2)
+Estimator(mode=2)
 Spec(epochs="three")
 est.predict(x).no_such_attribute
 """
@@ -44,7 +44,7 @@ SEEN = [
     'note: Revealed type is "numpy.ndarray | Any"',
     'note: Revealed type is "float"',
     'error: Argument "epochs" to "fit" of "Estimator" has incompatible type "str"; expected "int | None"  [arg-type]',
-    'error: Unexpected keyword argument "n_job" for "Estimator"; did you mean "n_jobs"?  [call-arg]',
+    'error: Unexpected keyword argument "mode" for "Estimator"; did you mean "model"?  [call-arg]',
     'error: Argument "epochs" to "Spec" has incompatible type "str"; expected "int | None"  [arg-type]',
     'error: Item "ndarray" of "ndarray | Any" has no attribute "no_such_attribute"  [union-attr]',
 ]

@@ -14,14 +14,12 @@ from torch import Tensor, nn
 
 from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.nn.states import restore, snapshot
-from fluxutils_py.parallel import RankGroup, Threads
-from fluxutils_py.parallel.threads import n_threads
+from fluxutils_py.parallel import RankGroup
 from fluxutils_py.training.function_step import FunctionStep
 from fluxutils_py.training.resharding import require_shared_batches, reshard_rows
 from fluxutils_py.training.step_info import BatchLoss, StepInfo
-from fluxutils_py.training.threaded_loss import ThreadedLoss, detached, shares
+from fluxutils_py.training.tensors import detached
 from fluxutils_py.training.train_state import TrainState
-from fluxutils_py.tree import named_leaves
 
 if TYPE_CHECKING:
     from fluxutils_py.training.loop import Loop
@@ -61,10 +59,6 @@ class TaskStep:
         saved generator.
     comm
         See :class:`GradientStep`.
-    n_jobs : int or None
-        Number of threads, which divide each batch with :meth:`BaseTrainTask.shard_batch`. Each part
-        has separate random numbers. A task with auxiliary outputs is refused: each thread would
-        have its own.
     **settings
         ``batches``, ``clip``, ``accumulate``, ``precision``, ``stateful``, ``defer``: see
         :class:`GradientStep`. Several ranks divide a batch with :meth:`BaseTrainTask.shard_batch`,
@@ -93,14 +87,12 @@ class TaskStep:
         seed: int = 0,
         *,
         comm: object = "auto",
-        n_jobs: int | None = None,
         **settings: Any,
     ) -> None:
         self.task = task
         self.seed = seed
         self.ranks = RankGroup.from_comm(comm, "training")
         self._settings = settings
-        self._threads = Threads(n_threads(n_jobs))
         self._bound: tuple[Any, ...] = ()
         if state is not None:
             self._bind_state(state)
@@ -108,12 +100,8 @@ class TaskStep:
     def _bind_state(self, state: TrainState) -> None:
         self.state = state
         self._bound = state.model, state.opt
-        compute: Any = self._compute_loss
-        if self._threads.n > 1:
-            divide = shares(self.task.shard_batch)
-            compute = ThreadedLoss(self._compute_part_loss, state.model, self._threads, divide)
         self._step = FunctionStep(
-            compute,
+            self._compute_loss,
             state.opt,
             state.model,
             comm=self.ranks,
@@ -175,24 +163,11 @@ class TaskStep:
     ) -> StepInfo | None:
         state = self.state
         self._rng = rng
-        self._weights: dict[int, float] = {}  # of this rank's batch, by thread
+        self._weight = 0.0  # of this rank's batch
         self._aux: Mapping[str, Any] = {}
         # asked first: train() goes through all modules
         if not state.model.training:
             state.model.train()
-        if self._threads.n > 1:
-            # drawn here, before threads could draw in any order
-            self._part_seed = draw(as_generator(rng, state.step, self.ranks.rank))
-            with seeded(self._part_seed), self._threads:
-                return self._run_step(batch, rng)
-        return self._run_step(batch, rng)
-
-    def _run_step(
-        self,
-        batch: object,
-        rng: Seed,
-    ) -> StepInfo | None:
-        state = self.state
         ranks = self.ranks
         if ranks.is_single:
             info = self._step(batch)
@@ -201,7 +176,7 @@ class TaskStep:
             with ranks.step(lambda: self._take_step(None, rng)):
                 info = self._step(batch)
                 if info is not None and info.batch_loss is not None and state.extra_vars:
-                    weight = sum(self._weights.values())
+                    weight = self._weight
                     self.task.reduce_extra_vars(state.extra_vars, ranks=ranks, weight=weight)
         if info is None:
             return None
@@ -214,36 +189,13 @@ class TaskStep:
         if not n:  # a mean over no data would be NaN
             return None
         rng = as_generator(self._rng, self.state.step, self.ranks.rank)
-        self._weights[0] = n
+        self._weight = n
         with self._seeded_torch(rng):
-            loss, self._aux = self._loss_and_aux(self.state.model, batch, rng)
+            loss, self._aux = self._loss_and_aux(batch, rng)
         return BatchLoss(loss, n)
 
-    def _compute_part_loss(
-        self,
-        part: object,
-        model: nn.Module,
-        i: int,
-    ) -> BatchLoss | None:
-        """Return the loss of a thread's part of a batch, with separate random numbers."""
-        n = self.task.batch_weight(part)
-        if not n:
-            return None
-        # by part, not drawn in turn: threads run in any order
-        rng = generator(np.random.SeedSequence(self._part_seed, spawn_key=(i,)))
-        self._weights[i] = n
-        loss, aux = self._loss_and_aux(model, part, rng)
-        for path, _ in named_leaves(aux):
-            raise ValueError(
-                f"{path}: auxiliary outputs of a task cannot be put together from n_jobs="
-                f"{self._threads.n} threads: leave out n_jobs (ranks do the same work in parallel)"
-            )
-        return BatchLoss(loss, n)
-
-    def _loss_and_aux(
-        self, model: nn.Module, batch: object, rng: torch.Generator
-    ) -> tuple[Any, dict[str, Any]]:
-        result = self.task.compute_loss(model, batch, step=self.state.step, rng=rng)
+    def _loss_and_aux(self, batch: object, rng: torch.Generator) -> tuple[Any, dict[str, Any]]:
+        result = self.task.compute_loss(self.model, batch, step=self.state.step, rng=rng)
         loss, aux = result if isinstance(result, tuple) else (result, None)
         if aux is not None and not isinstance(aux, Mapping):
             aux = {"aux": aux}
@@ -269,12 +221,7 @@ class TaskStep:
 
     def on_start(self, loop: Loop) -> None:
         """Begin a run, perhaps from a restored checkpoint."""
-        self._threads.__enter__()  # for the whole run: starting threads costs time
         self.state.step = loop.step
-
-    def on_close(self, loop: Loop) -> None:
-        """End a run, even after an error: stop the threads."""
-        self._threads.__exit__()
 
     def on_epoch(self, loop: Loop) -> None:
         """Finish a pass over the data."""

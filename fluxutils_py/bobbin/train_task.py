@@ -143,7 +143,7 @@ class BaseTrainTask:
         ----------
         **settings
             ``comm``, ``batches``, ``clip``, ``accumulate``, ``precision``, ``stateful``, ``defer``:
-            as for :class:`GradientStep`; ``n_jobs``: as for :class:`TaskStep`.
+            as for :class:`GradientStep`.
 
         Returns
         -------

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import h5py
 import numpy as np
-from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from fluxutils_py.data.indexing import (
-    Index,
-    as_key,
-    compose_index,
-    index_names,
-    parse_index,
-    read_slices,
-)
+from fluxutils_py.data.indexing import Index, as_key, parse_index, read_slices
 from fluxutils_py.errors import DataError, ShapeError
+
+Names = tuple[str, ...]  # of features
 
 
 class DuckArray:
@@ -35,14 +29,11 @@ class DuckArray:
     dtype : numpy.dtype
     nonblocking : bool
         Whether reading never waits for a disk.
-    lazy_slices : bool
-        Whether slices are read only when they are indexed in turn, or converted by ``np.asarray``.
     """
 
     shape: tuple[int, ...]
     dtype: np.dtype
     nonblocking: bool = False
-    lazy_slices: bool = False
 
     def read(self, *index: Index) -> np.ndarray:
         """Return the block where the given places of every axis meet (``oindex`` of zarr)."""
@@ -68,9 +59,6 @@ class DuckArray:
 
     def __getitem__(self, key: Any) -> Any:
         index = parse_index(key, self.shape)
-        slices = [places for places in index if isinstance(places, range)]
-        if self.lazy_slices and slices and len(slices) == self.ndim:
-            return SlicedArray(self, key, slices)
         block = self.read(*(range(i, i + 1) if isinstance(i, int) else i for i in index))
         # NumPy may move the axis of an array of indices that stands with a single index: indexing
         # the block by such a pair again moves it likewise
@@ -89,45 +77,6 @@ def _key_of_block(places: int | Index, has_single: bool) -> Any:
     if has_single and isinstance(places, np.ndarray):
         return np.arange(len(places))
     return slice(None)
-
-
-class SlicedArray(NDArrayOperatorsMixin, DuckArray):
-    """A slice of another lazy array, which is read when it is indexed in turn.
-
-    Operators read it, and give NumPy arrays.
-
-    Attributes
-    ----------
-    feature_names : tuple of str or None
-        Those of the features that the slice keeps.
-    """
-
-    lazy_slices = True
-
-    def __init__(self, source: DuckArray, key: Any, index: Sequence[range]) -> None:
-        names = getattr(source, "feature_names", None)
-        self.feature_names = index_names(names, key, source.ndim)
-        self.shape = tuple(map(len, index))
-        self.dtype = source.dtype
-        self.index: Sequence[Index] = index
-        self.source = source
-        if isinstance(source, SlicedArray):
-            self.index = list(map(compose_index, source.index, index))
-            self.source = source.source
-
-    @property
-    def nonblocking(self) -> bool:  # type: ignore[override]  # as the source now is
-        return self.source.nonblocking
-
-    def __repr__(self) -> str:
-        return f"{super().__repr__()[:-1]}, of {self.source!r})"
-
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        arrays = [np.asarray(a) if isinstance(a, DuckArray) else a for a in inputs]
-        return getattr(ufunc, method)(*arrays, **options)
-
-    def read(self, *index: Index) -> np.ndarray:
-        return self.source.read(*map(compose_index, self.index, index))
 
 
 def read_block(source: Any, *index: Index) -> np.ndarray:
@@ -216,6 +165,47 @@ def with_read_dtype(array: Any, name: str) -> Any:
     return array if dtype == declared else AsRead(array, dtype)
 
 
+WAYS = '.float(), .to_dense(), .toarray(), .compute(), .to_pandas() or ["name"]'
+
+
+def refuse_source(value: Any, name: str) -> None:
+    """Raise DataError for what cannot be read as an array, though users may pass it for one: a
+    group of arrays, a loader, a sparse matrix, a tensor that NumPy lacks.
+
+    ``name`` is that in messages.
+    """
+    is_single = not (hasattr(value, "__iter__") or hasattr(value, "__getitem__"))
+    if is_single or isinstance(value, np.ndarray | dict):
+        return
+    problem = _why_unreadable(value)
+    if problem:
+        cls = type(value)
+        raise DataError(
+            f"{name} must be an array, got {cls.__module__}.{cls.__qualname__}, which {problem}; "
+            f"give an array (F, N, T), or list({name}) of series (F, T_i), dense and with values, "
+            f"as {name}{WAYS} gives, whichever it has"
+        )
+
+
+def _why_unreadable(value: Any) -> str | None:
+    is_sliced = hasattr(value, "shape") and hasattr(value, "__getitem__")
+    is_whole = hasattr(value, "__array__") or isinstance(value, Sequence | memoryview)
+    if isinstance(value, Mapping) or not (is_sliced or is_whole):
+        return "has no shape, or no slices"
+    if hasattr(value, "toarray"):
+        return "is sparse"
+    shape = getattr(value, "shape", ())
+    # dask has NaN for sizes that it has not computed
+    if isinstance(shape, tuple) and any(isinstance(n, float) for n in shape):
+        return f"has the shape {shape}: call compute_chunk_sizes() first"
+    if is_tensor(value) and hasattr(value, "layout") and shape:
+        try:
+            value.detach()[..., :0].cpu().numpy()
+        except (NotImplementedError, RuntimeError, TypeError, ValueError):
+            return f"is of {value.dtype} and {value.layout} on {value.device}, which NumPy lacks"
+    return None
+
+
 def with_shape(value: Any) -> Any:
     """Return nested lists and numbers as a NumPy array; anything with a shape unchanged."""
     return value if hasattr(value, "shape") else np.asarray(value)
@@ -286,27 +276,43 @@ def as_three_axes(array: Any, name: str) -> Any:
             ) from None
     reject_masked(array, name)
     if len(array.shape) != 3:
-        remedy = _REMEDIES.get(min(len(array.shape), 4), "")
-        if hasattr(array, "columns"):
-            remedy = (
-                "; a data frame with a row per time step becomes one series by "
-                f"{name}.to_numpy().T[:, None]"
-            )
         raise ShapeError(
             f"{name} must have three axes (F, N, T) = (features, series, time steps), got shape "
-            f"{tuple(array.shape)}{remedy}"
+            f"{tuple(array.shape)}; x[None] adds the axis of one feature, x[:, None] that of one "
+            "series (F, T), np.asarray(x).T[:, None] makes one of rows that are time steps, and "
+            "x.reshape(-1, N, T) joins leading axes"
         )
     check_no_empty_axis(array, name, ("features", "series", "time steps"))
     check_named_axes(array, name)
     return with_read_dtype(array, name)
 
 
-_REMEDIES = {  # by the number of axes; 4 for more
-    1: "; one feature of one series is x[None, None]",
-    2: "; add the missing axis: x[None] for one feature, x[:, None] for one series (F, T), "
-    "x.T[:, None] for one whose rows are time steps (T, F)",
-    4: "; reshape the leading axes into one, x.reshape(-1, N, T), and back inside the model",
-}
+def get_feature_names(array: Any) -> Names | None:
+    """Return the names of the F features of an (F, N, T) array; None where it has none."""
+    if isinstance(array, h5py.Dataset):
+        if not array or array.ndim != 3:  # false: its file was closed
+            return None
+        # the first axis of a dataset in another order holds no features: no reason to warn
+        return stored_names(array, array.shape[0])
+    names = getattr(array, "feature_names", None)
+    if names is None or len(array.shape) != 3 or len(names) != array.shape[0]:
+        return None
+    return tuple(str(name) for name in names)
+
+
+def stored_names(dataset: h5py.Dataset, n_features: int) -> Names | None:
+    """Return the names of features that an attribute of a dataset of HDF5 holds, if it does."""
+    stored = dataset.attrs.get("feature_names")
+    if not isinstance(stored, np.ndarray) or stored.shape != (n_features,):
+        return None
+    names = [
+        name.decode(errors="replace") if isinstance(name, bytes) else name
+        for name in stored.tolist()
+    ]
+    # a name of zero bytes only is a string that was never written
+    if not names or not all(isinstance(name, str) and name.strip("\0") for name in names):
+        return None
+    return tuple(names)
 
 
 TIMES = {

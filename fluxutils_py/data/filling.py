@@ -1,6 +1,4 @@
-"""Fill in missing values with the last one before them, lazily and in any order of reading, and
-leave what is outside of series as it is.
-"""
+"""Fill in missing values with the last one before them, lazily and in any order of reading."""
 
 from __future__ import annotations
 
@@ -10,8 +8,7 @@ import numpy as np
 
 from fluxutils_py.data.arrays import read_block
 from fluxutils_py.data.indexing import Index
-from fluxutils_py.data.lazy import DerivedArray, Function, StretchedArray
-from fluxutils_py.data.series import Bounds
+from fluxutils_py.data.lazy import DerivedArray, Function
 
 LOOK_BACK = 64  # steps that are read first, to find the last value before a block; then ever more
 
@@ -28,7 +25,7 @@ class _Ending(NamedTuple):
         return self.stop == step and isinstance(series, range) and self.series == series
 
 
-class ForwardFilled(StretchedArray):
+class ForwardFilled(DerivedArray):
     """An (F, N, T) array whose missing values are filled in, when read, with the last value before
     them.
 
@@ -161,25 +158,3 @@ def last_values(block: np.ndarray) -> np.ndarray:
     at = block.shape[2] - 1 - n_after
     values = np.take_along_axis(block, at[:, :, None], 2)
     return values[:, :, 0]
-
-
-class WithPadding(DerivedArray):
-    """An array of floating-point numbers that is NaN outside the bounds of its series.
-
-    Parameters
-    ----------
-    source : array of shape (F, N, T), or (F, T) of one series
-    bounds : Bounds
-    """
-
-    def __init__(self, source: Any, bounds: Bounds) -> None:
-        self.source = source
-        self.bounds = bounds
-        self.shape = tuple(source.shape)
-        self.dtype = source.dtype
-
-    def read(self, *index: Index) -> np.ndarray:
-        block = read_block(self.source, *index)
-        *_, series, steps = (np.asarray(places, np.intp) for places in (range(1), *index[1:]))
-        outside = self.bounds.outside(series, steps)
-        return np.where(outside, self.dtype.type(np.nan), block)

@@ -8,7 +8,7 @@ import numpy as np
 
 from fluxutils_py.data.arrays import in_memory, is_tensor, with_shape
 from fluxutils_py.data.indexing import Index
-from fluxutils_py.data.lazy import StretchedArray
+from fluxutils_py.data.lazy import DerivedArray
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.series import SeriesArray
 from fluxutils_py.errors import DataError, ShapeError
@@ -90,7 +90,7 @@ def rebatch(
     return tuple(_fold_array(a, batchsize, fill) for a in arrays)
 
 
-class FoldedArray(StretchedArray):
+class FoldedArray(DerivedArray):
     """The folds of an array that is too large to copy, read when indexed; made by :func:`rebatch`.
 
     Results of indexing may be views of the array: do not write to them. ``np.asarray`` reads

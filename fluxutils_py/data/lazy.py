@@ -7,24 +7,32 @@ from typing import Any
 
 import h5py
 import numpy as np
+from numpy.typing import DTypeLike
 
-from fluxutils_py.data.arrays import AsRead, DuckArray, is_nonblocking, read_block
+from fluxutils_py.data.arrays import (
+    AsRead,
+    DuckArray,
+    get_feature_names,
+    is_nonblocking,
+    read_block,
+)
 from fluxutils_py.data.hdf5.datasets import locate_dataset, open_located
-from fluxutils_py.data.hdf5.feature_names import get_feature_names
-from fluxutils_py.data.hdf5.h5map import H5Map, reopen
-from fluxutils_py.data.hdf5.identity import current_identity, identity_at
+from fluxutils_py.data.hdf5.h5map import H5Map
+from fluxutils_py.data.hdf5.opening import current_identity, identity_of
 from fluxutils_py.data.indexing import Index, as_key, compose_index
 from fluxutils_py.errors import DataError
 
 Function = Callable[[np.ndarray], np.ndarray]
 Functions = tuple[Function, ...]
+FunctionOfPlaces = Callable[[np.ndarray, Index, Index], np.ndarray]
 
 
 class DerivedArray(DuckArray):
     """An array that is computed from another one, ``source``, when it is indexed.
 
-    It may be pickled: a source in a file goes as the file's name. Names of features are those of
-    the source.
+    A subclass defines :meth:`read`, or :meth:`read_stretch` if it is computed for stretches of
+    consecutive steps of arrays (F, N, T). It may be pickled: a source in a file goes as the file's
+    name. Names of features are those of the source.
     """
 
     source: Any
@@ -42,10 +50,6 @@ class DerivedArray(DuckArray):
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"source": as_picklable(self.source)}
-
-
-class StretchedArray(DerivedArray):
-    """A derived array (F, N, T) that is computed for stretches of consecutive steps."""
 
     def read_stretch(self, series: Index, steps: range) -> np.ndarray:
         """Return all features of some series and consecutive steps."""
@@ -65,7 +69,7 @@ class StretchedArray(DerivedArray):
 
 
 class LazyArray(DerivedArray):
-    """Some series and steps of another (F, N, T) array, with functions applied on reading.
+    """Some series and steps of another array, with functions applied on reading.
 
     It takes indices as NumPy does, one array of indices at most, and returns NumPy arrays, which
     may be views of the source and are not to be written to; ``np.asarray`` reads it all. It may be
@@ -73,13 +77,19 @@ class LazyArray(DerivedArray):
 
     Parameters
     ----------
-    source : array of shape (F, N, T)
+    source : array of shape (F, N, T), or (F, T) of one series
     series, steps : range or ndarray of int, optional
         Which, in order. None: all.
     functions : tuple of callables
         Each takes and returns blocks of shape (F, n, t), for any n and t; F may change. One that
         leaves each feature in its place says so by an attribute ``keeps_features = True``, as the
         transformers of this package do; NumPy's ufuncs are known to.
+    at : callable, optional
+        Applied after the functions to the block and the series and steps of the source that are in
+        it: ``at(block, series, steps)`` returns a block of the same shape.
+    dtype : dtype, optional
+        That of the result, if functions and ``at`` keep F. By default it is what the functions
+        make of zeros.
 
     Attributes
     ----------
@@ -95,31 +105,40 @@ class LazyArray(DerivedArray):
         series: Index | None = None,
         steps: Index | None = None,
         functions: Functions = (),
+        *,
+        at: FunctionOfPlaces | None = None,
+        dtype: DTypeLike | None = None,
     ) -> None:
         self.source = source
         self.functions = functions
-        _, n_series, n_steps = source.shape
-        self.series: Index = range(n_series) if series is None else series
+        self.at = at
+        n_features, *n_series, n_steps = source.shape
+        self.series: Index = range(*n_series or [1]) if series is None else series
         self.steps: Index = range(n_steps) if steps is None else steps
-        zeros = np.zeros((source.shape[0], 1, 1), source.dtype)
-        trial = self._apply_all(zeros)  # for the F and dtype of the functions
-        self.shape = (trial.shape[0], len(self.series), len(self.steps))
-        self.dtype = trial.dtype
+        if dtype is None:
+            zeros = np.zeros((n_features, 1, 1), source.dtype)
+            trial = self._apply_all(zeros)  # for the F and dtype of the functions
+            n_features, dtype = len(trial), trial.dtype
+        self.dtype = np.dtype(dtype)
+        self.shape = (n_features, len(self.series), len(self.steps))
+        if not n_series:
+            self.shape = (n_features, len(self.steps))
 
     @property
     def feature_names(self) -> tuple[str, ...] | None:
         return super().feature_names if preserve_features(self.functions) else None
 
     def read(self, *index: Index) -> np.ndarray:
-        features, series, steps = index
-        n_features = self.source.shape[0]
-        block = read_block(
-            self.source,
-            range(n_features),  # a function may need all of them
-            compose_index(self.series, series),
-            compose_index(self.steps, steps),
-        )
-        return self._apply_all(block)[as_key(features)]
+        features, *of_series, of_steps = index
+        series = [compose_index(self.series, which) for which in of_series]
+        steps = compose_index(self.steps, of_steps)
+        # a function may need all features
+        block = read_block(self.source, range(self.source.shape[0]), *series, steps)
+        block = self._apply_all(block if series else block[:, None])
+        if self.at is not None:
+            block = self.at(block, series[0] if series else self.series, steps)
+        block = block[as_key(features)]
+        return block if series else block[:, 0]
 
     def _apply_all(self, block: np.ndarray) -> np.ndarray:
         for f in self.functions:
@@ -132,24 +151,19 @@ def preserve_features(functions: Functions) -> bool:
     return all(isinstance(f, np.ufunc) or getattr(f, "keeps_features", False) for f in functions)
 
 
-def select(
-    source: Any,
-    series: Index | None,
-    steps: Index | None,
-    functions: Functions = (),
-) -> Any:
+def select(source: Any, series: Index | None, steps: Index | None) -> Any:
     """Return some series and steps of an (F, N, T) array: a NumPy view if there can be one, else a
     :class:`LazyArray`.
     """
     series = _unless_all(series, source.shape[1])
     steps = _unless_all(steps, source.shape[2])
-    if series is None and steps is None and not functions:
+    if series is None and steps is None:
         return source
     # NumPy copies where an index is an array: a lazy array reads only what is needed
     sliceable = _is_sliceable(series) and _is_sliceable(steps)
-    if isinstance(source, np.ndarray) and sliceable and not functions:
+    if isinstance(source, np.ndarray) and sliceable:
         return source[:, _as_slice(series), _as_slice(steps)]
-    return LazyArray(source, series, steps, functions)
+    return LazyArray(source, series, steps)
 
 
 def _unless_all(index: Index | None, n: int) -> Index | None:
@@ -182,20 +196,21 @@ def as_picklable(source: Any) -> Any:
         root = root.base
     if not isinstance(root, np.memmap) or getattr(root, "filename", None) is None:
         return source
-    if root.mode == "c":  # the file lacks the changes; joblib would nevertheless send its name
+    # the file lacks changes of mode "c", though joblib would send its name
+    if root.mode == "c" or not source.size:
         return np.array(source)
     address = source.__array_interface__["data"][0]
     first_byte = root.__array_interface__["data"][0] - root.offset  # of the file
     path = str(root.filename)
     return _Recipe(
-        reopen,
+        H5Map,
         path,
         source.dtype,
         source.shape,
         source.strides,
         address - first_byte,
         "r",
-        current_identity(path, identity_at(path)),
+        current_identity(path, identity_of(path)),
     )
 
 

@@ -17,9 +17,9 @@ from fluxutils_py.data.arrays import (
     to_numpy,
     with_read_dtype,
 )
-from fluxutils_py.data.hdf5.datasets import check_dataset
-from fluxutils_py.data.indexing import Index, as_key, parse_index
-from fluxutils_py.data.lazy import DerivedArray, Function, as_picklable
+from fluxutils_py.data.indexing import Index, parse_index
+from fluxutils_py.data.lazy import as_picklable
+from fluxutils_py.data.series import check_source
 from fluxutils_py.errors import DataError, ShapeError
 
 TIME_FIRST = ": arrays (T_i, F) become so by a.T"
@@ -82,7 +82,7 @@ class RaggedArray(DuckArray):
                 raise ShapeError(
                     f"{self.name}[{i}] has {a.shape[0]} features and {self.name}[0] has "
                     f"{first.shape[0]}; the arrays of a list are series (F, T_i) of equal "
-                    f"F{self._remedy_for_features()}"
+                    f"F{TIME_FIRST}"
                 )
             are_texts = a.dtype.kind == first.dtype.kind == "U"  # of any length
             if _native(a.dtype) != _native(first.dtype) and not are_texts:
@@ -90,13 +90,6 @@ class RaggedArray(DuckArray):
                     f"{self.name}[{i}] is of dtype {a.dtype} and {self.name}[0] of "
                     f"{first.dtype}; convert them, as with astype"
                 )
-
-    def _remedy_for_features(self) -> str:
-        n_features, n_steps = self.arrays[0].shape
-        # equal second axes that are shorter look like features, in arrays (T_i, F)
-        if n_steps < n_features and all(a.shape[1] == n_steps for a in self.arrays):
-            return TIME_FIRST
-        return ""
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"arrays": [as_picklable(a) for a in self.arrays]}
@@ -147,33 +140,6 @@ class RaggedArray(DuckArray):
                 self.arrays[series][:, t.start : stop] = values[:, i, :n_steps]
 
 
-class MappedSeries(DerivedArray):
-    """A function of one series (F, T_i), applied when it is read.
-
-    Parameters
-    ----------
-    source : array of shape (F, T_i)
-    function : callable
-        Takes and returns blocks (F, n, t) for any n and t; F may change.
-    """
-
-    def __init__(self, source: Any, function: Function) -> None:
-        self.source = source
-        self.function = function
-        n_features, n_steps = source.shape
-        zeros = np.zeros((n_features, 1, 1), source.dtype)
-        trial = function(zeros)  # for its F and dtype
-        self.shape = (trial.shape[0], int(n_steps))
-        self.dtype = trial.dtype
-
-    def read(self, *index: Index) -> np.ndarray:
-        features, steps = index
-        # a function may need all features
-        block = read_block(self.source, range(self.source.shape[0]), steps)
-        mapped = self.function(block[:, None])
-        return mapped[:, 0][as_key(features)]
-
-
 def is_list_of_series(value: object) -> bool:
     """Whether a value is a list of arrays, one per series; nested lists are one array."""
     if not isinstance(value, list) or not value:
@@ -215,20 +181,13 @@ def as_ragged(value: Any, name: str) -> Any:
 
 
 def _two_axes(array: Any, name: str) -> Any:
-    if hasattr(array, "iloc"):
-        raise ShapeError(
-            f"{name} is a data frame; the arrays of a list are series (F, T_i): {name}.to_numpy().T"
-        )
-    array = to_numpy(check_dataset(array, name))
+    array = to_numpy(check_source(array, name))
     reject_masked(array, name)
-    shape = tuple(array.shape)
-    if len(shape) != 2:
-        remedy = ""
-        if len(shape) == 1:
-            remedy = f"; one feature is {name}[None]"
+    if len(array.shape) != 2 or hasattr(array, "iloc"):
         raise ShapeError(
-            f"{name} has shape {shape}: the arrays of a list are series (F, T_i) = (features, time "
-            f"steps){remedy}"
+            f"{name} has shape {tuple(array.shape)}: the arrays of a list are series (F, T_i) = "
+            f"(features, time steps); a data frame becomes one by {name}.to_numpy().T, a single "
+            f"feature by {name}[None]"
         )
     check_no_empty_axis(array, name, ("features", "time steps"))
     check_named_axes(array, name)

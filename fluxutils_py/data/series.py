@@ -6,6 +6,7 @@ import copy
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import h5py
 import numpy as np
 
 from fluxutils_py.data.arrays import (
@@ -15,6 +16,7 @@ from fluxutils_py.data.arrays import (
     is_nonblocking,
     plain_block,
     read_block,
+    refuse_source,
 )
 from fluxutils_py.data.blocks import BLOCK
 from fluxutils_py.data.hdf5.datasets import check_dataset
@@ -78,7 +80,7 @@ class SeriesArray:
     """
 
     def __init__(self, array: Any, name: str) -> None:
-        check_dataset(array, name)
+        check_source(array, name)
         array = as_three_axes(array, name)
         self.array = array
         self.name = name
@@ -291,6 +293,30 @@ class SeriesArray:
             self._n_resident = 0
 
 
+PLAIN = int | float | str | np.ndarray | np.generic | None
+
+
+def check_source(value: Any, name: str) -> Any:
+    """Check a source of values before it is used as it is, also inside tuples and lists, and return
+    what was given; ``name`` is that in messages.
+
+    Raises
+    ------
+    DataError
+        If it cannot be read as an array, or is a dataset of h5py without its file, or without
+        files that it takes data from.
+    """
+    if isinstance(value, h5py.Dataset):
+        check_dataset(value, name)
+        return value
+    refuse_source(value, name)
+    if isinstance(value, tuple | list):
+        for i, item in enumerate(value):
+            if not isinstance(item, PLAIN):  # of nested lists of numbers there may be many
+                check_source(item, f"{name}[{i}]")
+    return value
+
+
 def _dtype_of_numbers(array: Any, name: str) -> np.dtype:
     """Return the dtype of an array, after reading one value if it does not say.
 
@@ -358,6 +384,11 @@ class Bounds(NamedTuple):
         """Return which of some steps (S,) of some series (B,) are padding: (B, S)."""
         first, stop = self.first[series, None], self.stop[series, None]
         return np.asarray((steps < first) | (steps >= stop))
+
+    def nan_outside(self, block: np.ndarray, series: Index, steps: Index) -> np.ndarray:
+        """Return a block of floats (F, B, S) with NaN at steps that are padding."""
+        outside = self.outside(np.asarray(series, np.intp), np.asarray(steps, np.intp))
+        return np.where(outside, block.dtype.type(np.nan), block)
 
 
 def find_bounds(arrays: Sequence[SeriesArray], rows: Segments) -> Bounds | None:

@@ -4,80 +4,27 @@ step.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Self
 
 import h5py
 import numpy as np
 
-from fluxutils_py.data.arrays import DuckArray, as_three_axes
-from fluxutils_py.data.hdf5.datasets import check_dataset
-from fluxutils_py.data.hdf5.feature_names import Names, get_feature_names
+from fluxutils_py.data.arrays import DuckArray, Names, as_three_axes, get_feature_names
 from fluxutils_py.data.hdf5.h5lazy import H5Lazy
 from fluxutils_py.data.indexing import Index, compose_index, contiguous_runs, parse_index
 from fluxutils_py.data.lazy import (
     Function,
-    Functions,
     LazyArray,
     as_picklable,
     preserve_features,
     select,
 )
 from fluxutils_py.data.ragged import is_list_of_series, require_list_of_series
+from fluxutils_py.data.series import check_source
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.validation import check_integer
-
-
-@dataclass(frozen=True)
-class Flattened:
-    """The facts that are kept of a :func:`samples` view that was read as a matrix."""
-
-    columns: int
-    steps: int
-    ends: np.ndarray  # (N, 2): the first and the last column
-
-
-ENOUGH_ROWS = 5  # of fewer, other data might look scaled by chance
-ROUNDING = 1e-6  # of correlations of float32 columns
-# scikit-learn passes on matrices, not views: this is how an estimator behind a StandardScaler
-# learns T all the same
-RECENT: deque[Flattened] = deque(maxlen=8)
-
-
-def flattened_steps(matrix: np.ndarray) -> int | None:
-    """Return T if a matrix comes from a ``samples`` view that was lately flattened; else None.
-
-    It does if its first row is one of the view, or if all rows are there and a tool has scaled the
-    columns, as ``StandardScaler`` does.
-    """
-    if not len(matrix):
-        return None
-    ends = matrix[:, [0, -1]].astype(np.float64)
-    for seen in reversed(RECENT):
-        if seen.columns != matrix.shape[1]:
-            continue
-        has_first_row = (seen.ends == ends[0]).all(1).any()
-        if has_first_row or _are_scaled(seen.ends, ends):
-            return seen.steps
-    return None
-
-
-def _are_scaled(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether each column of ``b`` is that of ``a`` times a number plus a number, to the rounding
-    of float32.
-    """
-    if a.shape != b.shape or len(a) < ENOUGH_ROWS:
-        return False
-    with np.errstate(over="ignore", invalid="ignore"):  # infinite values are not scaled ones
-        a = a - a.mean(0)
-        b = b - b.mean(0)
-        norms = np.sqrt((a**2).sum(0)) * np.sqrt((b**2).sum(0))
-        covariance = (a * b).sum(0)
-        correlated = abs(covariance) > (1 - ROUNDING) * norms
-    return bool((norms > 0).all() and correlated.all())
 
 
 class SequenceView(DuckArray):
@@ -104,23 +51,18 @@ class SequenceView(DuckArray):
         self,
         array: Any,
         index: Index | None = None,
-        functions: Functions = (),
         names: Names | None = None,
         context: int = 0,
     ) -> None:
         self.array = array
-        self.functions = functions
         self.context = context
         self.index: Index = range(array.shape[self.axis]) if index is None else index
-        self._per_step = LazyArray(array, range(0), range(0), functions)  # for its F and dtype
-        self.dtype: np.dtype = self._per_step.dtype
-        self._names = names if preserve_features(functions) else None
+        self.dtype: np.dtype = array.dtype
+        self._names = names
 
     @property
     def feature_names(self) -> Names | None:
-        if self._names is None and preserve_features(self.functions):
-            return get_feature_names(self.array)
-        return self._names
+        return get_feature_names(self.array) if self._names is None else self._names
 
     @property
     def native(self) -> Any:
@@ -129,7 +71,7 @@ class SequenceView(DuckArray):
     @property
     def n_features(self) -> int:
         """F, the features of a series at one step."""
-        return self._per_step.shape[0]
+        return self.array.shape[0]
 
     @property
     def shape(self) -> tuple[int, int]:  # type: ignore[override]  # as the index now is
@@ -137,7 +79,7 @@ class SequenceView(DuckArray):
         return len(self.index), self.n_features * n_others
 
     def __repr__(self) -> str:
-        fnt = (self.n_features, *self.array.shape[1:])
+        fnt = tuple(self.array.shape)
         return f"{type(self).__name__}(shape={self.shape}, dtype={self.dtype}, of (F, N, T)={fnt})"
 
     def __getitem__(self, key: Any) -> Any:
@@ -183,7 +125,6 @@ class SequenceView(DuckArray):
         return type(self), (
             as_picklable(self.array),
             self.index,
-            self.functions,
             self.feature_names,
             self.context,
         )
@@ -196,8 +137,9 @@ class SequenceView(DuckArray):
         change. Names of features stay if it is a ufunc of NumPy, or has an attribute
         ``keeps_features = True``. For several processes it must be picklable.
         """
-        functions = (*self.functions, function)
-        return self._rebuild_view(self.array, self.index, functions)
+        names = self._names if preserve_features((function,)) else None
+        array = LazyArray(self.array, functions=(function,))
+        return type(self)(array, self.index, names, self.context)
 
     def replace(self, make: Callable[[Any], Any]) -> Self:
         """Return the same rows of another array of the same series and steps, computed by ``make``.
@@ -205,25 +147,15 @@ class SequenceView(DuckArray):
         Use it for functions of earlier steps, which :meth:`map` does not see: ``make`` takes the
         whole array (F, N, T) of the view, and returns an array that reads lazily.
         """
-        whole = select(self.array, None, None, self.functions)
-        array = make(whole)
-        return self._rebuild_view(array, self.index, ())
+        return type(self)(make(self.array), self.index, self._names, self.context)
 
     def _with_index(self, index: Index) -> Self:
-        return self._rebuild_view(self.array, index, self.functions)
-
-    def _rebuild_view(
-        self,
-        array: Any,
-        index: Index,
-        functions: Functions,
-    ) -> Self:
-        return type(self)(array, index, functions, self._names, self.context)
+        return type(self)(self.array, index, self._names, self.context)
 
     def _native(self, index: Index) -> Any:
         if self.axis == 1:
-            return select(self.array, index, None, self.functions)
-        return select(self.array, None, index, self.functions)
+            return select(self.array, index, None)
+        return select(self.array, None, index)
 
     def contiguous_runs(self) -> list[slice]:
         """Return slices of steps that follow each other in time; between them the state is
@@ -257,16 +189,6 @@ class SamplesView(SequenceView):
     """One row per series: (N, F * T), column ``f * T + t``."""
 
     axis = 1
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        matrix = super().__array__(dtype, copy)
-        n_steps = self.array.shape[2]
-        # a matrix of one step per series needs no help: its columns are the features
-        if n_steps > 1 and matrix.size and matrix.dtype.kind in "iuf":
-            ends = matrix[:, [0, -1]].astype(np.float64)
-            flattened = Flattened(matrix.shape[1], n_steps, ends)
-            RECENT.append(flattened)
-        return matrix
 
 
 class TimestepsView(SequenceView):
@@ -400,7 +322,7 @@ def _three_axes(x: Any, name: str) -> Any:
         raise DataError(
             f"{name} takes an array of shape (F, N, T), got a view of one; its array is x.native"
         )
-    check_dataset(x, "x")
+    check_source(x, "x")
     if isinstance(x, tuple):
         raise ShapeError(
             f"{name} takes one array of shape (F, N, T), got a tuple of {len(x)}; stack their "

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import h5py
 import numpy as np
@@ -70,15 +71,16 @@ class SampleWeight:
         self.n_steps = n_steps
         self.scale = 1.0
 
-    def normalize(
+    def normalized(
         self,
         rows: Segments,
         ys: Sequence[SeriesArray],
         *,
         mask_per_output: bool = False,
         add_up: Function = lambda sums: sums,
-    ) -> None:
-        """Scale to mean 1 over the steps that count: those of ``rows`` with a weight and a target.
+    ) -> Self:
+        """Return the weights, not copied, scaled to mean 1 over the steps that count: those of
+        ``rows`` with a weight and a target.
 
         Parameters
         ----------
@@ -112,7 +114,9 @@ class SampleWeight:
             raise DataError(
                 "sample_weight leaves nothing to learn from: every step has weight 0 or no target"
             )
-        self.scale = float(count / total)
+        scaled = copy.copy(self)
+        scaled.scale = float(count / total)
+        return scaled
 
     def drop_zero_weight(self, rows: Segments) -> Segments:
         """Return the rows of series whose weight is not 0, if series are weighted; else all."""

@@ -12,7 +12,6 @@ from fluxutils_py.data import SequenceWindows
 from fluxutils_py.estimator.fit_data import FitData
 from fluxutils_py.estimator.minibatch_size import MinibatchSize
 from fluxutils_py.estimator.spec import Spec
-from fluxutils_py.parallel import Threads
 from fluxutils_py.training import Loop
 from fluxutils_py.training.closed_form_fit import FixedTask
 from fluxutils_py.training.tensor_batches import TensorBatches
@@ -65,13 +64,12 @@ class Training:
     scheduler : learning-rate scheduler of torch, or None
     batches : TensorBatches
         This rank's part of the windows.
-    threads : Threads
     step : WindowStep
         Holds the ``model``.
     loop : Loop
         Holds ``ranks`` and all hooks except the callbacks.
     plan : FitPlan
-    task : FixedTask
+    task : FixedTask or None
         Of what is fitted in closed form.
     """
 
@@ -83,8 +81,7 @@ class Training:
     groups: list[dict[str, Any]]
     scheduler: Any
     batches: TensorBatches
-    threads: Threads
     step: WindowStep
     loop: Loop
     plan: FitPlan
-    task: FixedTask
+    task: FixedTask | None

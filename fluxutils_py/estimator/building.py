@@ -35,7 +35,7 @@ class NotStored:
         self.code_name = code_name
 
     def __call__(self, *_: Any) -> Any:
-        # inside a spec, as its scheduler, it is found out only here
+        # inside a spec, as its schedule, it is found out only here
         require_stored(**{self.argument: self})
 
     def __repr__(self) -> str:
@@ -46,7 +46,7 @@ def require_stored(**arguments: Any) -> None:
     """Raise ValueError if an argument is a placeholder for code that its file did not store."""
     for name, value in arguments.items():
         if isinstance(value, NotStored):
-            argument = name.partition(".")[0]  # spec.scheduler is given as spec
+            argument = name.partition(".")[0]  # spec.lr_schedule is given as spec
             raise ValueError(
                 f"this estimator was loaded from a file that does not hold its {name} "
                 f"({value.code_name}), which is code of its author's; give it: "

@@ -14,12 +14,13 @@ from fluxutils_py.estimator.fitted_parts import SeriesEstimator
 from fluxutils_py.exporting import initial_of
 from fluxutils_py.exporting.c_header import FUNCTIONS, CHeader, Description, Transform
 from fluxutils_py.exporting.c_source import check_prefix
-from fluxutils_py.exporting.rounded_weights import run_program, with_rounded_weights
+from fluxutils_py.exporting.rounded_weights import with_rounded_weights
 from fluxutils_py.inputs.labels import Classify
 from fluxutils_py.inputs.moments import Affine
 from fluxutils_py.nn.copying import deep_copy
 from fluxutils_py.nn.layers import Elementwise
-from fluxutils_py.nn.model_windows import as_tuple
+from fluxutils_py.nn.model_windows import as_tuple, run_window
+from fluxutils_py.nn.states import reset
 from fluxutils_py.steps.step_program import StepProgram, UnsupportedStep, program_of
 from fluxutils_py.transformers.imputer import Fill, ForwardFill
 from fluxutils_py.transformers.winsor_scaler import Winsorize
@@ -79,19 +80,19 @@ def header_of(
     ExportError
         If a header cannot hold some part; the message names it.
     """
-    program = _program(deep_copy(est.model_).cpu().eval(), n_features_of(est))
+    model = reset(deep_copy(est.model_)).cpu().eval()
+    program = _program(model, n_features_of(est))
     inputs = [_transform(module) for module in before]
     if program.moments is not None:
         mean, scale = program.moments.mean, program.moments.scale
         inputs += [Transform("round")] * bool(inputs) + [Transform("standardize", (mean, scale))]
-        before = [*before, Affine(mean, scale)]
     outputs = [_transform(module) for module in after if not isinstance(module, Classify)]
     notes = []
     if metadata["per_series"]:
         notes.append("Targets belong to whole series: only the output at the last step counts.")
     error = None
     if settings.quantize is not None:
-        measured = _measure_error(program, before, after, settings.example)
+        measured = _measure_error(model, program, before, after, settings.example)
         notes.append(measured.note)
         error = measured.error
     layers = [type(m).__name__ for m in est.model_.children()]
@@ -167,20 +168,28 @@ class _MeasuredError(NamedTuple):
 
 
 def _measure_error(
-    program: StepProgram, before: Sequence[nn.Module], after: Sequence[nn.Module], example: Any
+    model: nn.Module,
+    program: StepProgram,
+    before: Sequence[nn.Module],
+    after: Sequence[nn.Module],
+    example: Any,
 ) -> _MeasuredError:
-    """Run the program with its weights and with the rounded ones."""
+    """Run the model with its weights and with the rounded ones."""
     if example is None:
         xs = np.random.default_rng(0).normal(size=(N_STEPS, 1, program.n_in))
+        if program.moments is not None:
+            xs = xs * program.moments.scale + program.moments.mean
         about = f"{N_STEPS} standard-normal steps"
     else:
         xs = _inputs_of_model(example, before, program.n_in)
         about = f"{len(xs)} steps of {xs.shape[1]} series"
     exists = np.asarray(np.isfinite(xs).all(-1))
-    xs = np.where(exists[..., None], xs, 0)
+    gap = 0 if program.moments is None else np.nan  # which it takes for the mean
+    inputs = torch.from_numpy(np.where(exists[..., None], xs, gap).astype(program.dtype))
     results = []
-    for each in (program, with_rounded_weights(program)):
-        ys = as_tuple(torch.from_numpy(run_program(each, xs)))
+    for each in (model, with_rounded_weights(model)):
+        with torch.no_grad():
+            ys = as_tuple(run_window(each, inputs))
         for module in after:
             ys = as_tuple(module(*ys))
         results.append(ys[-1].numpy()[exists])  # of a classifier, the probabilities

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Sequence
 from functools import partial
 from os import PathLike
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator
@@ -29,7 +29,7 @@ from fluxutils_py.estimator.streaming import EstimatorStream
 from fluxutils_py.estimator.watched_stream import Watch, watched_stream
 from fluxutils_py.nn.parameters import Freeze
 from fluxutils_py.parallel import get_communicator
-from fluxutils_py.sklearn_callbacks import CallbackSupport
+from fluxutils_py.sklearn_callbacks import CallbackSupport, within_callbacks
 
 
 @explains_arguments
@@ -68,12 +68,6 @@ class Estimator(CallbackSupport, HtmlReprMixin, BaseEstimator):
         each rank takes its share, so any number of ranks trains as one with the same ``batchsize``.
         Dropout and batch normalisation see only the series of their rank. Unless ``verbose`` is
         False, rank 0 says once how large the minibatches are.
-    n_jobs : int or None
-        Number of threads to train in, over which the series of each minibatch are divided. -1: the
-        number of cores. None: 1, with torch's own threads. The result is that of one thread, to
-        rounding, and has the same bits in every run (with dropout too, but then it draws other
-        numbers). Your own ``loss`` must be a mean over the live steps of its window, and
-        thread-safe; batch normalisation is refused.
     device : str, torch.device or None
         The device to train on. None: that of the model, which is built on the CPU if it is given as
         a class or function: no default device of torch reaches into a call.
@@ -83,7 +77,7 @@ class Estimator(CallbackSupport, HtmlReprMixin, BaseEstimator):
         modules inside ``Recur``; recurrent layers run as native kernels anyway. It takes seconds to
         minutes before the first update. Results are the same to rounding, but dropout draws other
         numbers. Without a C++ compiler, there is a warning, and training continues uncompiled.
-        ``predict`` and ``model_`` are never compiled. Needs ``n_jobs=None``.
+        ``predict`` and ``model_`` are never compiled.
     callbacks : callable, object, or list of such
         A function is called with the :class:`fluxutils_py.training.Loop` after every step; an
         object may have ``on_start``, ``on_step``, ``on_epoch``, ``on_end``, ``on_close``. Raise
@@ -146,7 +140,7 @@ class Estimator(CallbackSupport, HtmlReprMixin, BaseEstimator):
     defaults and closures (not global variables, nor lists and objects in closures). It compares
     data by digests: of all values if they are in memory or in a file of up to 64 MiB, else of all
     features at 8 steps at 8 evenly spaced places along each of the two axes, series and time.
-    Computing them takes 0.5 to 1 s per GB. Epochs, ``device``, ``n_jobs``, ``verbose`` and other
+    Computing them takes 0.5 to 1 s per GB. Epochs, ``device``, ``verbose`` and other
     callbacks may change.
 
     Source: ``Estimator``, ``fit!`` and ``predict!`` of FluxUtils.jl.
@@ -198,6 +192,9 @@ class Estimator(CallbackSupport, HtmlReprMixin, BaseEstimator):
     classes_: np.ndarray
     fitted_parts_: FittedParts
 
+    # ready-made estimators choose and calibrate around it
+    _run_fit: ClassVar[Any] = staticmethod(run_fit)
+
     def __init__(
         self,
         model: object = None,
@@ -207,7 +204,6 @@ class Estimator(CallbackSupport, HtmlReprMixin, BaseEstimator):
         *,
         comm: object = "auto",
         scaling: str = "weak",
-        n_jobs: int | None = None,
         device: object = None,
         compile: object = False,
         callbacks: object = None,
@@ -222,7 +218,6 @@ class Estimator(CallbackSupport, HtmlReprMixin, BaseEstimator):
         self.spec = spec
         self.comm = comm
         self.scaling = scaling
-        self.n_jobs = n_jobs
         self.device = device
         self.compile = compile
         self.callbacks = callbacks
@@ -333,7 +328,7 @@ class Estimator(CallbackSupport, HtmlReprMixin, BaseEstimator):
             resume=self.warm_start,
             is_fit=True,
         )
-        run_fit(self, request)
+        within_callbacks(self, self._run_fit)(self, request)
         return self
 
     def partial_fit(
@@ -353,7 +348,7 @@ class Estimator(CallbackSupport, HtmlReprMixin, BaseEstimator):
         starts from zero. The first call builds them. Parameters are those of :meth:`fit`.
         """
         request = FitRequest(x, y, sample_weight, lengths, starts, sharded, epochs=1, resume=True)
-        run_fit(self, request)
+        within_callbacks(self, self._run_fit)(self, request)
         return self
 
     def predict(

@@ -47,7 +47,6 @@ class Settings:
     spec: Any = None
     comm: Any = "auto"
     scaling: Any = "weak"
-    n_jobs: int | None = None
     device: Any = None
     compile: Any = False
     callbacks: Any = None

@@ -67,6 +67,8 @@ def identity(training: Training) -> dict[str, str]:
     for field in fields(data.spec):
         value = getattr(data.spec, field.name)
         is_new = field.name in NEW_FIELDS and value == NEW_FIELDS[field.name]
+        if field.name == "lr_schedule" and isinstance(value, tuple):
+            spec_texts["spec.lr_schedule.every"], value = str(value[0]), value[1]
         if field.name != "epochs" and not is_new:  # a fit may continue for more epochs
             spec_texts |= describe(f"spec.{field.name}", value)
     return {
@@ -156,9 +158,24 @@ def changed_settings(
     now: Mapping[str, str],
 ) -> list[str]:
     """List the differences between two identities as ``name: before -> now``."""
+    if "spec.schedule_every" in before:
+        before = _of_0_2(before)
     # in the order of now, then what only the other has
     pairs = {name: (before.get(name, "none"), now.get(name, "none")) for name in {**now, **before}}
     return [f"{name}: {there} -> {here}" for name, (there, here) in pairs.items() if there != here]
+
+
+def _of_0_2(texts: Mapping[str, str]) -> dict[str, str]:
+    """Return the identity in a checkpoint of 0.2.0 with the names of today."""
+    renamed = {
+        name.replace("spec.scheduler", "spec.lr_schedule"): value
+        for name, value in texts.items()
+        if (name, value) != ("spec.scheduler", "None")
+    }
+    every = renamed.pop("spec.schedule_every")
+    if every == "'step'" and "spec.lr_schedule" in renamed:
+        renamed["spec.lr_schedule.every"] = "step"
+    return renamed
 
 
 def changed_data(

@@ -22,9 +22,9 @@ from fluxutils_py.estimator.last_targets import steps_to_learn_from
 from fluxutils_py.estimator.spec import Spec, read_spec
 from fluxutils_py.inputs.inputs import Inputs, InputSchema, feature_counts
 from fluxutils_py.inputs.labels import (
-    ClassWeightArray,
     LabelEncoder,
     check_classes,
+    class_weight_array,
     count_classes,
     find_classes,
     ignored_labels,
@@ -70,9 +70,6 @@ class FitRequest:
     resume: bool = False
     is_fit: bool = False
 
-    def read_inputs(self, schema: InputSchema, pool: SeriesPool) -> Inputs:
-        return pool.inputs(self.x, schema, starts=self.starts, lengths=self.lengths)
-
 
 @dataclass(frozen=True)
 class FitData:
@@ -105,18 +102,14 @@ class FitData:
     n_outputs: int | tuple[int, ...]
 
 
-def prepare(
+def read_data(
     settings: Settings,
     schema: InputSchema,
     request: FitRequest,
-    *,
     codec: TargetCodec | None = None,
-    split_seed: int | None = None,
-    batchsize: Callable[[Settings], int] | None = None,
     pool: SeriesPool | None = None,
-    few: int = 1,
-) -> FitData:
-    """Check a request, read its data and cut them into windows.
+) -> ReadData:
+    """Check a request and read its data, once: what is cut from them later changes none of them.
 
     Parameters
     ----------
@@ -125,188 +118,197 @@ def prepare(
     request : FitRequest
     codec : TargetCodec, optional
         The codec of the fit that this one continues.
-    split_seed : int, optional
-        Seed of the split, if the settings hold out validation data. None: hold out nothing.
-    batchsize : callable, optional
-        Gives the series of a minibatch over all ranks, see :class:`MinibatchSize`; by default as in
-        the spec.
     pool : SeriesPool, optional
         The ranks that each have their own series.
-    few : int
-        Up to so many series, a split takes their ends, not whole ones.
     """
     pool = pool or SeriesPool()
-    loss = as_loss(settings.loss)
-    burn_in = _checked_spec(settings, request).burn_in
-    reader = _DataReader(settings, schema, request, codec, pool)
+    burn_in = checked_spec(settings, request).burn_in
     # before anything is read: each reading below is a collective call of ranks that share the data
-    reader.require_same_request()
-
-    inputs = request.read_inputs(schema, pool)
+    pool.ranks.require_equal(
+        {
+            "whether validation_data are given": request.validation_data is not None,
+            "early_stopping": (settings.early_stopping, settings.validation_fraction),
+            "scale_target": settings.scale_target,
+            "class_weight": settings.class_weight,
+            "classes": request.classes,
+            "the fit to continue": codec is not None,
+        }
+    )
+    inputs = pool.inputs(request.x, schema, starts=request.starts, lengths=request.lengths)
     weight = pool.weight(request.sample_weight, inputs)
-    classes = reader.classes(inputs, weight, burn_in)
-    targets = reader.targets(inputs, classes)
-    mark_missing_labels(targets, classes, loss)
+    classes = _classes(settings, request, codec, inputs, weight, burn_in, pool)
+    read_targets = partial(_read_targets, settings, schema, request, codec, inputs, pool)
+    targets = read_targets(classes)
     counted = None
     if settings.choice is not None:
         counted = steps_to_learn_from(inputs, targets, weight, pool)
-    split = reader.split(inputs, targets, classes, split_seed, few, counted)
-    training = counted if split is None else split.training
-
-    if settings.choose is not None:
-        n_classes = None if classes is None else len(classes)
-        segments = _within(inputs.segments(), counted)
-        size = DataSize.of(inputs, segments, targets, n_classes, pool.ranks)
-        choice = settings.choose(size, request.is_fit)
-        assert settings.with_choice is not None
-        settings = settings.with_choice(choice)
-    spec = _checked_spec(settings, request)
-    minibatch = spec.batchsize if batchsize is None else batchsize(settings)
-    maker = WindowMaker(settings, spec, loss, minibatch, pool)
-    # after the split, as scale and frequencies are those of the training part
-    rows = maker.rows(inputs, targets, weight, training)
-    both = [rows]
-    if split is not None:
-        both.append(maker.rows(inputs, targets, weight, split.validation, training=False))
-    if rows.folds > 1 and burn_in:
-        before = partial(maker.loss_blocks, inputs, targets, weight, *both)
-        classes = reader.without_beginnings(classes, before)
-        targets = reader.targets(inputs, classes)
-        mark_missing_labels(targets, classes, loss)
-    learn_from = partial(maker.loss_blocks, inputs, targets, weight)
-    codec = reader.codec(settings, targets, classes, partial(learn_from, rows))
-    n_outputs = _count_outputs(targets, codec, loss, pool, partial(learn_from, *both))
-    windows = maker.windows(inputs, targets, weight, codec, rows)
-    validation = None
-    if split is not None:
-        # Cutting windows has scaled the weight to the training part, so it is read again.
-        weight = pool.weight(request.sample_weight, inputs)
-        validation = maker.windows(inputs, targets, weight, codec, both[1], training=False)
-    elif request.validation_data is not None:
-        validation = maker.validation_windows(
-            request.validation_data, inputs, targets, schema, codec
-        )
-    return FitData(settings, spec, loss, inputs, targets, codec, windows, validation, n_outputs)
+    return ReadData(
+        request, schema, pool, codec, inputs, weight, targets, classes, counted, read_targets
+    )
 
 
-def _checked_spec(settings: Settings, request: FitRequest) -> Spec:
-    """Return the spec with the epochs of this call, after checking the settings of the data."""
-    require_stored(spec=settings.spec, loss=settings.loss)
-    if settings.target not in ("auto", "step", "series"):
-        raise ValueError(f"target must be 'auto', 'step' or 'series', got {settings.target!r}")
-    spec = read_spec(settings.spec)
-    if not request.is_fit:  # one epoch of many: nothing tells the length of the whole
-        spec = replace(spec, max_updates=None, lr_schedule=None)
-    if request.epochs is None:
-        return spec
-    epochs = check_integer("epochs", request.epochs, 1, error=SpecError)
-    return replace(spec, epochs=epochs, max_updates=None)
+def _classes(
+    settings: Settings,
+    request: FitRequest,
+    earlier: TargetCodec | None,
+    inputs: Inputs,
+    weight: SampleWeight | None,
+    burn_in: int,
+    pool: SeriesPool,
+) -> np.ndarray | None:
+    """Return the classes of the first fit, else the declared ones, else the labels that occur.
+
+    None if targets are no labels.
+    """
+    # A rank without series has no y, but takes part in collecting the labels.
+    has_targets = request.y is not None or inputs.shards is not None
+    if not (settings.is_classifier and has_targets):
+        return None
+    declared = request.classes
+    if declared is not None:
+        declared = weighted_classes(settings.class_weight, np.unique(declared))
+    if earlier is not None and earlier.classes is not None:
+        _require_same_classes(declared, earlier.classes)
+        return earlier.classes
+    if declared is not None:
+        return declared
+    rows = inputs.own(inputs.segments())
+
+    def find_own_classes() -> tuple[np.ndarray, int]:
+        labels = read_labels(request.y, inputs)
+        if labels.shape[1:] == (inputs.N, inputs.T):
+            return find_classes(labels, weight, rows.without_first(burn_in))
+        if labels.shape[1:] != (inputs.N, 1):  # reading targets raises the error
+            return find_classes(labels, None)
+        counts = rows.length > burn_in
+        if weight is not None:
+            counts &= weight.read(rows.last_steps(), 0, 1)[0] > 0
+        return find_classes(labels[:, counts], None)
+
+    classes = pool.classes(find_own_classes, inputs)
+    return weighted_classes(settings.class_weight, classes)
+
+
+def _read_targets(
+    settings: Settings,
+    schema: InputSchema,
+    request: FitRequest,
+    earlier: TargetCodec | None,
+    inputs: Inputs,
+    pool: SeriesPool,
+    classes: np.ndarray | None,
+) -> Targets:
+    of_targets = target_schema(
+        settings,
+        schema.estimator,
+        classes,
+        per_series=None if earlier is None else earlier.per_series,
+        # classes found in the data lack labels of steps without a loss, which are no error
+        unknown=MISSING_LABEL if _finds_classes(settings, request, earlier) else None,
+    )
+    targets = pool.targets(request.y, inputs, of_targets)
+    mark_missing_labels(targets, classes, as_loss(settings.loss))
+    return targets
+
+
+def _finds_classes(settings: Settings, request: FitRequest, earlier: TargetCodec | None) -> bool:
+    """Return whether classes are the labels that occur at steps that have a loss."""
+    return settings.is_classifier and earlier is None and request.classes is None
 
 
 @dataclass(frozen=True)
-class _DataReader:
-    """Reads the data of a request, for all ranks of the pool together."""
+class ReadData:
+    """The data of a call, read and checked.
 
-    settings: Settings
-    schema: InputSchema
+    Attributes
+    ----------
+    request : FitRequest
+    schema : InputSchema
+    pool : SeriesPool
+    earlier : TargetCodec or None
+        Of the fit that this one continues.
+    inputs : Inputs
+    weight : SampleWeight or None
+    targets : Targets
+    classes : ndarray or None
+    counted : Segments or None
+        The steps of each series to learn from, where these are not all.
+    read_targets : callable
+        Reads the targets for some classes.
+    """
+
     request: FitRequest
-    earlier: TargetCodec | None  # of the fit that this one continues
+    schema: InputSchema
     pool: SeriesPool
-
-    def require_same_request(self) -> None:
-        """Raise on every rank unless all make the same collective calls below."""
-        self.pool.ranks.require_equal(
-            {
-                "whether validation_data are given": self.request.validation_data is not None,
-                "early_stopping": (self.settings.early_stopping, self.settings.validation_fraction),
-                "scale_target": self.settings.scale_target,
-                "class_weight": self.settings.class_weight,
-                "classes": self.request.classes,
-                "the fit to continue": self.earlier is not None,
-            }
-        )
+    earlier: TargetCodec | None
+    inputs: Inputs
+    weight: SampleWeight | None
+    targets: Targets
+    classes: np.ndarray | None
+    counted: Segments | None
+    read_targets: Callable[[np.ndarray | None], Targets]
 
     @property
-    def finds_classes(self) -> bool:
-        """Whether classes are the labels that occur at steps that have a loss."""
-        is_told = self.earlier is not None or self.request.classes is not None
-        return self.settings.is_classifier and not is_told
+    def size(self) -> DataSize:
+        """What the choice of a model depends on."""
+        n_classes = None if self.classes is None else len(self.classes)
+        segments = _within(self.inputs.segments(), self.counted)
+        return DataSize.of(self.inputs, segments, self.targets, n_classes, self.pool.ranks)
 
-    def classes(
-        self, inputs: Inputs, weight: SampleWeight | None, burn_in: int
-    ) -> np.ndarray | None:
-        """Return the classes of the first fit, else the declared ones, else the labels that occur.
+    def split(self, fraction: object, seed: int, few: int = 1) -> Split:
+        """Hold out a fraction of the series, or the last steps of up to ``few``."""
+        # only labels can be split in proportion
+        labels = None
+        if self.classes is not None:
+            labels = _labels_of_series(self.inputs, self.targets, self.pool)
+        return hold_out(self.inputs, self.targets, fraction, seed, labels, few, self.counted)
 
-        None if targets are no labels.
-        """
-        # A rank without series has no y, but takes part in collecting the labels.
-        has_targets = self.request.y is not None or inputs.shards is not None
-        if not (self.settings.is_classifier and has_targets):
-            return None
-        class_weight = self.settings.class_weight
-        declared = self.request.classes
-        if declared is not None:
-            declared = weighted_classes(class_weight, np.unique(declared))
-        if self.earlier is not None and self.earlier.classes is not None:
-            _require_same_classes(declared, self.earlier.classes)
-            return self.earlier.classes
-        if declared is not None:
-            return declared
-        rows = inputs.own(inputs.segments())
+    def cut(self, settings: Settings, batchsize: int, split: Split | None = None) -> FitData:
+        """Cut the data into windows, with ``batchsize`` series over all ranks."""
+        request = self.request
+        spec = checked_spec(settings, request)
+        inputs = self.inputs
+        targets = self.targets
+        classes = self.classes
+        maker = WindowMaker(settings, spec, as_loss(settings.loss), batchsize, self.pool)
+        # after the split, as scale and frequencies are those of the training part
+        training = self.counted if split is None else split.training
+        rows = maker.rows(inputs, targets, self.weight, training)
+        both = [rows]
+        if split is not None:
+            held_out = maker.rows(inputs, targets, self.weight, split.validation, training=False)
+            both.append(held_out)
+        finds_classes = classes is not None and _finds_classes(settings, request, self.earlier)
+        if finds_classes and rows.folds > 1 and spec.burn_in:
+            blocks = maker.loss_blocks(inputs, targets, self.weight, *both)
+            classes = self._without_beginnings(classes, blocks)
+            targets = self.read_targets(classes)
+        learn_from = partial(maker.loss_blocks, inputs, targets, self.weight)
+        codec = self._codec(settings, targets, classes, partial(learn_from, rows))
+        n_outputs = _count_outputs(
+            targets, codec, maker.loss, self.pool, partial(learn_from, *both)
+        )
+        windows = maker.windows(inputs, targets, self.weight, codec, rows)
+        validation = None
+        if split is not None:
+            validation = maker.windows(inputs, targets, self.weight, codec, both[1], training=False)
+        elif request.validation_data is not None:
+            validation = maker.validation_windows(
+                request.validation_data, inputs, targets, self.schema, codec
+            )
+        return FitData(
+            settings, spec, maker.loss, inputs, targets, codec, windows, validation, n_outputs
+        )
 
-        def find_own_classes() -> tuple[np.ndarray, int]:
-            labels = read_labels(self.request.y, inputs)
-            if labels.shape[1:] == (inputs.N, inputs.T):
-                return find_classes(labels, weight, rows.without_first(burn_in))
-            if labels.shape[1:] != (inputs.N, 1):  # reading targets raises the error
-                return find_classes(labels, None)
-            counts = rows.length > burn_in
-            if weight is not None:
-                counts &= weight.read(rows.last_steps(), 0, 1)[0] > 0
-            return find_classes(labels[:, counts], None)
-
-        classes = self.pool.classes(find_own_classes, inputs)
-        return weighted_classes(class_weight, classes)
-
-    def without_beginnings(
-        self, classes: np.ndarray | None, blocks: Callable[[], Iterable[LossBlock]]
-    ) -> np.ndarray | None:
+    def _without_beginnings(
+        self, classes: np.ndarray | None, blocks: Iterable[LossBlock]
+    ) -> np.ndarray:
         """Return the classes without labels that occur nowhere but in the burn-in of folds."""
-        if classes is None or not self.finds_classes:
-            return classes
-        counts = self.pool.total(count_classes(blocks(), len(classes)))
+        assert classes is not None
+        counts = self.pool.total(count_classes(blocks, len(classes)))
         return check_classes(classes[counts > 0], int(counts.sum()))
 
-    def targets(self, inputs: Inputs, classes: np.ndarray | None) -> Targets:
-        schema = target_schema(
-            self.settings,
-            self.schema.estimator,
-            classes,
-            per_series=None if self.earlier is None else self.earlier.per_series,
-            # classes found in the data lack labels of steps without a loss, which are no error
-            unknown=MISSING_LABEL if self.finds_classes else None,
-        )
-        return self.pool.targets(self.request.y, inputs, schema)
-
-    def split(
-        self,
-        inputs: Inputs,
-        targets: Targets,
-        classes: np.ndarray | None,
-        seed: int | None,
-        few: int,
-        counted: Segments | None,
-    ) -> Split | None:
-        """Hold out validation data if the settings ask for it and none are given."""
-        is_given = self.request.validation_data is not None
-        if seed is None or is_given or not self.settings.early_stopping:
-            return None
-        # only labels can be split in proportion
-        labels = None if classes is None else _labels_of_series(inputs, targets, self.pool)
-        fraction = self.settings.validation_fraction
-        return hold_out(inputs, targets, fraction, seed, labels, few, counted)
-
-    def codec(
+    def _codec(
         self,
         settings: Settings,
         targets: Targets,
@@ -343,6 +345,21 @@ class _DataReader:
             classes,
             lambda: self.pool.total(count_classes(blocks(), len(classes))),
         )
+
+
+def checked_spec(settings: Settings, request: FitRequest) -> Spec:
+    """Return the spec with the epochs of this call, after checking the settings of the data."""
+    require_stored(spec=settings.spec, loss=settings.loss)
+    if settings.target not in ("auto", "step", "series"):
+        raise ValueError(f"target must be 'auto', 'step' or 'series', got {settings.target!r}")
+    spec = read_spec(settings.spec)
+    if not request.is_fit:  # one epoch of many: nothing tells the length of the whole
+        schedule = None if spec.schedule_follows_length else spec.lr_schedule
+        spec = replace(spec, max_updates=None, lr_schedule=schedule)
+    if request.epochs is None:
+        return spec
+    epochs = check_integer("epochs", request.epochs, 1, error=SpecError)
+    return replace(spec, epochs=epochs, max_updates=None)
 
 
 def _require_same_classes(declared: np.ndarray | None, classes: np.ndarray) -> None:
@@ -487,12 +504,12 @@ class WindowMaker:
             self._require_no_weights(inputs, targets, weight)
         if codec.class_weight is not None:
             (codes,) = targets.series
-            weights = ClassWeightArray(codec.class_weight, codes.array, weight)
+            weights = class_weight_array(codec.class_weight, codes.array, weight)
             weight = SampleWeight(weights, codes.N, codes.T)
         mask_per_output = self._masks_outputs(targets)
         if weight is not None:
             # over the steps that count: after all cuts, without burn-in and missing targets
-            weight.normalize(
+            weight = weight.normalized(
                 inputs.own(segments).without_first(self.spec.burn_in),
                 targets.series,
                 mask_per_output=mask_per_output,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from fluxutils_py.data import SeriesArray
-from fluxutils_py.errors import DataError, ShapeError, SpecError
+from fluxutils_py.errors import DataError, ShapeError, SpecError, warn
 from fluxutils_py.estimator.assembled_fit import FitPlan, Training
 from fluxutils_py.estimator.building import (
     build_model,
@@ -25,37 +25,27 @@ from fluxutils_py.estimator.building import (
     make_generator,
     require_gradients,
 )
-from fluxutils_py.estimator.calibrating import HeldOut
-from fluxutils_py.estimator.conformal import Calibration
 from fluxutils_py.estimator.data_warnings import (
-    refuse_renumbered_labels,
-    warn,
-    warn_cut,
-    warn_last_layer,
     warn_one_class,
-    warn_repeated_search,
     warn_single_steps,
     warn_truncated_layers,
-    warn_unlike_training,
-    warn_unscaled,
 )
 from fluxutils_py.estimator.estimator_settings import Settings, as_callbacks
 from fluxutils_py.estimator.fingerprint import shapes_and_digests
-from fluxutils_py.estimator.fit_choice import FitChoice
-from fluxutils_py.estimator.fit_data import FitData, FitRequest, prepare
+from fluxutils_py.estimator.fit_data import FitData, FitRequest, ReadData, read_data
 from fluxutils_py.estimator.fitted_parts import FittedParts, SeriesEstimator, input_schema
 from fluxutils_py.estimator.minibatch_size import MinibatchSize
 from fluxutils_py.estimator.resuming import restore_newest, saved_minibatch_size, with_checkpoints
 from fluxutils_py.estimator.same_fit import course_of_fit, require_same_fit, require_same_inputs
-from fluxutils_py.estimator.spec import LR_SCHEDULES, Spec, read_spec
+from fluxutils_py.estimator.spec import Spec, read_spec
 from fluxutils_py.estimator.underfitting_warnings import (
     warn_few_updates,
     warn_nothing_learnt,
+    watch_scales,
     watch_targets,
 )
 from fluxutils_py.inputs.inputs import Inputs, feature_counts
 from fluxutils_py.inputs.sharded_data import SeriesPool, ranks_of_call
-from fluxutils_py.lr_schedules import cosine
 from fluxutils_py.nn.closed_form_model import takes_gaps
 from fluxutils_py.nn.compiling import compile_arguments, compiled
 from fluxutils_py.nn.copying import deep_copy
@@ -65,21 +55,14 @@ from fluxutils_py.nn.model_windows import (
     require_step_outputs,
     takes_windows,
 )
-from fluxutils_py.nn.ready_made import LinearPlusNetwork, closed_form_parts, is_closed_form
+from fluxutils_py.nn.ready_made import closed_form_parts, is_closed_form
 from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.nn.states import recurrent_layers, reset
-from fluxutils_py.parallel import RankGroup, Threads
+from fluxutils_py.parallel import RankGroup
 from fluxutils_py.parallel.launcher import local_rank
-from fluxutils_py.parallel.threads import n_threads
 from fluxutils_py.reporting.progress import EpochLog, ProgressBar, progress_hook, say_stage
-from fluxutils_py.sklearn_callbacks import (
-    begin_fit,
-    has_callbacks,
-    hooks_of,
-    nothing,
-    run_with_callbacks,
-)
-from fluxutils_py.training import EarlyStopping, Loop
+from fluxutils_py.sklearn_callbacks import begin_fit, hooks_of, nothing
+from fluxutils_py.training import Checkpointer, EarlyStopping, Loop
 from fluxutils_py.training.closed_form_fit import FixedTask, fit_fixed_parts
 from fluxutils_py.training.closed_form_step import ClosedFormStep
 from fluxutils_py.training.early_stopping import MostUpdates, Schedule, Validation
@@ -91,62 +74,88 @@ SHORT_FLOATS = {"float16", "float32", "bool"}  # data for which parameters are f
 VALIDATION_STEPS = 1 << 14  # series times steps of a validation window
 
 
-def run_fit(est: SeriesEstimator, request: FitRequest) -> None:
+@dataclass(frozen=True)
+class BegunFit:
+    """A fit whose data have been read.
+
+    Attributes
+    ----------
+    est : Estimator
+    data : ReadData
+    ranks : RankGroup
+    seed : int
+        Of splits, equal on all ranks.
+    saved : mapping or None
+        Size of the minibatches of a checkpoint.
+    continues : bool
+        Whether it goes on from an earlier fit.
+    """
+
+    est: SeriesEstimator
+    data: ReadData
+    ranks: RankGroup
+    seed: int
+    saved: Mapping[str, Any] | None
+    continues: bool
+
+
+After = Callable[[Training], None]
+Before = Callable[[Settings, BegunFit], tuple[Settings, After]]
+
+
+def nothing_more(training: Training) -> None:
+    """Do nothing after a fit."""
+
+
+def run_fit(est: SeriesEstimator, request: FitRequest, before: Before | None = None) -> None:
     """Fit an estimator, alone or together with the ranks of its ``comm``.
 
     The estimator does not change before training begins. A later error restores it if no update was
     made, or, unless it is an interrupt, if this fit replaces an earlier one.
+
+    ``before(settings, fit)`` is called once the data are read; it returns the settings to fit with,
+    and a function to call with the :class:`Training` that is done.
     """
-    if has_callbacks(est):
-        run_with_callbacks(est, lambda: _run_fit(est, request))
-    else:  # the way that a reader of a traceback follows
-        _run_fit(est, request)
-
-
-def _run_fit(est: SeriesEstimator, request: FitRequest) -> None:
     settings = est.resolved_params()
     earlier = _earlier_fit(est, request)
-    _require_whole_fit(settings, request, earlier)
     with ranks_of_call(settings.comm, "fit", request.sharded) as ranks:
         callbacks = [*as_callbacks(settings.callbacks), *hooks_of(est)]
         with_hooks = replace(settings, callbacks=callbacks)
         ranks.require_equal(course_of_fit(with_hooks, earlier is not None, request.epochs))
         require_gradients("fit")
-        warn_repeated_search(ranks)
-        if settings.is_classifier:
-            refuse_renumbered_labels(request.x, request.y)
         # before data are read, as both decide how they are cut
         randomness = _shared_randomness(settings, earlier, ranks)
         saved = None
-        if earlier is None:
+        if earlier is None and has_checkpointers(callbacks):
             saved = saved_minibatch_size(callbacks, ranks)
-        source = _DataSource(settings, est, request, ranks, randomness, saved, earlier)
-        data = source.prepare(settings)
-        choice = data.settings.choice
-        if choice is not None and choice.needs_trial and earlier is None:
-            say_stage(
-                settings.verbose, ranks, "trying the network on a part of the data that is held out"
-            )
-            choice = choice_after_trial(source, data, choice)
-            assert settings.with_choice is not None
-            data = source.prepare(settings.with_choice(choice))
-        if settings.interval is not None and data.validation is None:
-            line = "fitting on a part, to calibrate the interval on the rest"
-            say_stage(settings.verbose, ranks, line)
-        calibration = calibration_by_trial(source, data)
-        training = assemble(
-            data, ranks, randomness.rng, source.minibatch_size(data.settings), earlier, request
+        parts = None if earlier is None else earlier.fitted_parts_
+        data = read_data(
+            settings,
+            input_schema(est, settings, parts),
+            request,
+            None if parts is None else parts.codec,
+            SeriesPool(ranks if request.sharded else RankGroup()),
         )
+        after: After = nothing_more
+        if before is not None:
+            begun = BegunFit(est, data, ranks, randomness.split_seed, saved, earlier is not None)
+            settings, after = before(settings, begun)
+        split = None
+        if settings.early_stopping and request.is_fit and request.validation_data is None:
+            split = data.split(settings.validation_fraction, randomness.split_seed)
+        size = MinibatchSize.of(settings, ranks.size, saved)
+        fit_data = data.cut(settings, size.whole, split)
+        training = assemble(fit_data, ranks, randomness.rng, size, earlier, request)
         if is_closed_form(training.step.model) and not request.is_fit:
             raise _no_partial_fit(est)
         # now, when a model exists that tells what it sees, and before any time is spent
-        _warn_about(training, est, request)
+        _warn_about(training, request)
         require_same_fit(training)
         end_fit = _begin_fit(est, training, request)
         # a partial_fit may be of data unlike those before
         target_sums = watch_targets(training) if request.is_fit else []
         run(est, training)
-        _keep_calibration(est, training, request, calibration)
+        after(training)
         end_fit()
         warn_nothing_learnt(training, target_sums)
 
@@ -188,41 +197,6 @@ def _fitted_now(est: SeriesEstimator, alone: bool) -> dict[str, Any]:
     return attributes | {"comm": None} if alone else attributes
 
 
-def _keep_calibration(
-    est: SeriesEstimator,
-    training: Training,
-    request: FitRequest,
-    calibration: Calibration | None,
-) -> None:
-    """Give a fitted estimator the errors on held-out data, where it is to have an interval."""
-    data = training.data
-    if data.settings.interval is None:
-        return
-    if data.validation is not None:  # data that the user holds out anyway
-        is_part = request.validation_data is None
-        whole = data.inputs.segments() if is_part else data.validation.segments
-        held_out = HeldOut(data.validation, whole, data.codec, data.spec)
-        calibration = held_out.calibration(training.step.model)
-    est.fitted_parts_ = replace(est.fitted_parts_, calibration=calibration)
-
-
-def _require_whole_fit(
-    settings: Settings, request: FitRequest, earlier: SeriesEstimator | None
-) -> None:
-    """Raise SpecError if an interval is asked for that no held-out data can calibrate."""
-    if settings.interval is None:
-        return
-    if earlier is not None or not request.is_fit:
-        raise SpecError(
-            "interval is calibrated on data that a whole fit holds out: a fit that continues has "
-            "seen all; set interval=None, and give calibration=(x, y) to stream"
-        )
-    if request.sharded:
-        raise SpecError(
-            "interval and sharded=True: set interval=None, or give each rank all series"
-        )
-
-
 def _earlier_fit(est: SeriesEstimator, request: FitRequest) -> SeriesEstimator | None:
     """Return the estimator if this call continues its fit.
 
@@ -253,126 +227,6 @@ def _no_partial_fit(est: SeriesEstimator) -> SpecError:
     )
 
 
-@dataclass(frozen=True)
-class _DataSource:
-    """Reads the data of a fit, for settings that may depend on them."""
-
-    settings: Settings
-    est: SeriesEstimator
-    request: FitRequest
-    ranks: RankGroup
-    randomness: Randomness
-    saved: Mapping[str, Any] | None  # size of the minibatches of a checkpoint
-    earlier: SeriesEstimator | None
-
-    def minibatch_size(self, settings: Settings) -> MinibatchSize:
-        return MinibatchSize.of(settings, self.ranks.size, self.saved)
-
-    def prepare(self, settings: Settings, *, few: int = 1) -> FitData:
-        """Return the data; ``few`` is the number of series of which a split takes the ends."""
-        parts = None if self.earlier is None else self.earlier.fitted_parts_
-        if parts is not None:
-            settings = replace(settings, choose=None)  # the first fit has chosen
-        sharded = self.request.sharded
-        return prepare(
-            settings,
-            input_schema(self.est, settings, parts),
-            self.request,
-            codec=None if parts is None else parts.codec,
-            split_seed=self.randomness.split_seed if self.request.is_fit else None,
-            batchsize=lambda chosen: self.minibatch_size(chosen).whole,
-            pool=SeriesPool(self.ranks if sharded else RankGroup()),
-            few=few,
-        )
-
-
-TRIAL_FRACTION = 0.2
-FEW_SERIES = 9  # of which a trial holds out the ends, not whole ones
-CLEARLY = 0.97  # of the loss of the linear model, below which a network is worth it
-GAINS = (0.0, 0.25, 0.5, 0.75, 1.0)
-
-
-def choice_after_trial(source: _DataSource, data: FitData, choice: FitChoice) -> FitChoice:
-    """Return the choice with the gain of the network that does best on data that are held out.
-
-    They are the last fifth of few series, or a fifth of many. Where the network adds nothing, the
-    choice is the linear model alone.
-    """
-    settings = data.settings
-    assert settings.with_choice is not None
-    # what the user holds out has no part in it
-    source = replace(source, request=replace(source.request, validation_data=None))
-    held_out, training = _fit_of_part(source, settings.with_choice(choice), FEW_SERIES)
-    assert held_out.validation is not None
-    model = training.step.model
-    held_out.validation.gap_value = math.nan
-    batches = training.batches
-    ranks = source.ranks
-    validation = TensorBatches(
-        held_out.validation, batches.dtype, batches.device, rank=ranks.rank, size=ranks.size
-    )
-    losses = {}
-    sums = [module for module in model.modules() if isinstance(module, LinearPlusNetwork)]
-    for gain in GAINS:
-        for module in sums:
-            module.gain = gain
-        losses[gain] = evaluate_windows(model, data.loss, validation, ranks, data.spec.precision)
-    best = min(losses, key=lambda gain: math.inf if math.isnan(losses[gain]) else losses[gain])
-    if not losses[best] < CLEARLY * losses[0.0]:
-        best = 0.0
-    cell = choice.cell if best > 0 else "linear"
-    return replace(choice, cell=cell, gain=best, needs_trial=False)
-
-
-def _fit_of_part(source: _DataSource, settings: Settings, few: int) -> tuple[FitData, Training]:
-    """Fit a model on all but the last fifth of few series, or a fifth of many.
-
-    Return the data, whose ``validation`` is the rest, and the training, done. The estimator and its
-    generator stay as they are.
-    """
-    trial = replace(
-        settings,
-        choose=None,
-        early_stopping=True,
-        validation_fraction=TRIAL_FRACTION,
-        callbacks=None,
-        verbose=False,
-        random_state=None,  # a generator of the user advances once, by the fit itself
-    )
-    held_out = source.prepare(trial, few=few)
-    spec = replace(held_out.spec, patience=None)
-    fitted = replace(held_out, spec=spec, validation=None)
-    rng = np.random.default_rng(source.randomness.split_seed)
-    size = source.minibatch_size(trial)
-    training = assemble(fitted, source.ranks, rng, size, request=source.request)
-    require_same_fit(training)
-    run(cast(SeriesEstimator, SimpleNamespace()), training)
-    return held_out, training
-
-
-def calibration_by_trial(source: _DataSource, data: FitData) -> Calibration | None:
-    """Return the errors, on a part of the data, of a model that was fitted on the rest; None if
-    there is to be no interval, or the user holds out data anyway.
-
-    The model of the fit itself learns from all, as without intervals.
-    """
-    if data.settings.interval is None or data.validation is not None:
-        return None
-    few = FEW_SERIES
-    if data.codec.per_series:
-        few = 0  # the end of a series has its target: whole series are held out
-        if data.inputs.N < 2:
-            raise DataError(
-                "interval: one series with one target cannot be held out; give more series, or "
-                "validation_data"
-            )
-    held_out, training = _fit_of_part(source, data.settings, few)
-    assert held_out.validation is not None
-    whole = held_out.inputs.segments()
-    part = HeldOut(held_out.validation, whole, held_out.codec, held_out.spec)
-    return part.calibration(training.step.model)
-
-
 class Randomness(NamedTuple):
     """The sources of randomness of a fit, equal on all ranks."""
 
@@ -396,26 +250,21 @@ def _shared_randomness(
     return shared
 
 
-def _warn_about(training: Training, est: SeriesEstimator, request: FitRequest) -> None:
-    """Warn about data that the model is likely to learn the wrong thing from."""
+def _warn_about(training: Training, request: FitRequest) -> None:
+    """Warn on rank 0 about data that the model is likely to learn the wrong thing from."""
     data = training.data
     model = training.step.model
-    warn_single_steps(request.x, data.inputs, model)
-    # what follows reads data, and one rank is enough to say it
-    if training.loop.ranks.rank > 0:
+    if training.loop.ranks.rank > 0 or training.resume:  # the first fit has said it
         return
+    warn_single_steps(data.inputs, model)
     warn_one_class(data.codec.classes)
-    # the first fit has said it, and some models standardise their inputs themselves
-    if not training.resume and not takes_gaps(model):
-        warn_unscaled(data.windows, model, request.y, getattr(est, "scale_target", None))
-    if request.validation_data is not None:
-        warn_unlike_training(data.windows, data.validation)
-    if not training.resume and not is_closed_form(model):
-        if data.spec.gradient == "exact":
-            warn_truncated_layers(model)
-        with seeded(0):
-            warn_last_layer(model, data.loss, first_steps(data.windows, next(model.parameters())))
-    if request.is_fit and not request.resume and not is_closed_form(model):
+    if is_closed_form(model):
+        return
+    if data.spec.gradient == "exact":
+        warn_truncated_layers(model)
+    if not takes_gaps(model):
+        watch_scales(training)
+    if request.is_fit and not request.resume:
         warn_few_updates(training.plan, data.spec.accumulate)
 
 
@@ -439,14 +288,14 @@ def run_evaluate(
         if whole:
             spec = replace(read_spec(settings.spec), rebatch=False, burn_in=0)
             settings = replace(settings, spec=spec)
-        data = prepare(
-            replace(settings, choose=None),
+        read = read_data(
+            settings,
             input_schema(est, settings, parts),
             request,
-            codec=parts.codec,
-            batchsize=lambda chosen: MinibatchSize.of(chosen, ranks.size).whole,
-            pool=SeriesPool(ranks if request.sharded else RankGroup()),
+            parts.codec,
+            SeriesPool(ranks if request.sharded else RankGroup()),
         )
+        data = read.cut(settings, MinibatchSize.of(settings, ranks.size).whole)
         if not request.sharded:
             require_same_inputs(ranks, data.inputs)
         batches = tensor_batches(data, est.model_, ranks)
@@ -476,16 +325,11 @@ def assemble(
     """
     settings = data.settings
     spec = data.spec
-    threads = Threads(n_threads(settings.n_jobs))
-    if compile_arguments(settings.compile) is not None and spec.gradient == "exact":
+    compiles = settings.compile is not False and compile_arguments(settings.compile) is not None
+    if compiles and spec.gradient == "exact":
         raise SpecError(
             f"compile={settings.compile!r} and spec.gradient='exact': compiled layers carry no "
             "sensitivities; leave compile out, or set gradient='truncated'"
-        )
-    if compile_arguments(settings.compile) is not None and threads.n > 1:
-        raise SpecError(
-            f"compile={settings.compile!r} trains in one thread, with torch's own threads inside; "
-            "leave n_jobs at None"
         )
     progress = progress_hook(settings.verbose)
     if earlier is None:
@@ -496,8 +340,8 @@ def assemble(
     # copied before a scheduler is made, which changes them: a failed fit puts them back
     groups = [dict(group) for group in optimizer.param_groups]
     scheduler = _scheduler_after(earlier, data, optimizer)
-    task = _fixed_task(data, request, model)
-    step = _new_step(data, model, optimizer, ranks, threads, task)
+    task = _fixed_task(data, None if request is None else request.groups, model)
+    step = _new_step(data, model, optimizer, ranks, task)
     resume = earlier is not None
     loop = _loop_after(earlier, step, ranks)
     training = Training(
@@ -509,7 +353,6 @@ def assemble(
         groups,
         scheduler,
         batches,
-        threads,
         step,
         loop,
         plan=FitPlan.of(spec, data.windows),
@@ -526,16 +369,15 @@ def _new_step(
     model: nn.Module,
     optimizer: Optimizer,
     ranks: RankGroup,
-    threads: Threads,
-    task: FixedTask,
+    task: FixedTask | None,
 ) -> WindowStep:
     of_whole_series = any(part.is_of_whole_series for part in closed_form_parts(model))
-    if of_whole_series and not task.per_series:
+    if of_whole_series and not data.codec.per_series:
         raise SpecError(
             "cell='kernels' describes whole series, but y has a target at each step; use "
             "another cell, such as 'lstm' or 'linear'"
         )
-    if is_closed_form(model):
+    if task is not None and is_closed_form(model):
         return ClosedFormStep(model, data.loss, optimizer, comm=ranks, task=task)
     spec = data.spec
     return WindowStep(
@@ -546,23 +388,22 @@ def _new_step(
         accumulate=spec.accumulate,
         precision=spec.precision,
         gradient=spec.gradient,
-        threads=threads,
         comm=ranks,
     )
 
 
-def _fixed_task(data: FitData, request: FitRequest | None, model: nn.Module) -> FixedTask:
-    classes = data.codec.classes
-    if request is not None and request.groups is not None and not any(closed_form_parts(model)):
+def _fixed_task(data: FitData, groups: object, model: nn.Module) -> FixedTask | None:
+    """Return what is to be fitted in closed form; None for a model without such parts."""
+    if any(closed_form_parts(model)):
+        classes = data.codec.classes
+        n_classes = None if classes is None else len(classes)
+        return FixedTask(n_classes, data.codec.per_series, read_groups(groups, data.inputs))
+    if groups is not None:
         raise DataError(
             "groups are left out together when the penalty of a closed form is chosen, and this "
             "model has none: leave groups out, or set cell='kernels' or 'linear'"
         )
-    return FixedTask(
-        n_classes=None if classes is None else len(classes),
-        per_series=data.codec.per_series,
-        groups=None if request is None else read_groups(request.groups, data.inputs),
-    )
+    return None
 
 
 def read_groups(groups: object, inputs: Inputs) -> np.ndarray | None:
@@ -610,11 +451,12 @@ def _attach_epoch_hooks(training: Training) -> None:
         )
         hooks.attach(Validation(model, data.loss, held_out, ranks, spec.precision))
     if training.scheduler is not None:
-        has_plan = spec.lr_schedule is not None or spec.max_updates is not None
+        has_plan = spec.schedule_follows_length or spec.max_updates is not None
+        assert spec.schedule is not None
         hooks.attach(
             Schedule(
                 training.scheduler,
-                spec.schedule_every if spec.lr_schedule is None else "step",
+                spec.schedule[0],
                 lambda: training.step.n_updates,
                 spec.accumulate,
                 training.plan.updates if has_plan else None,
@@ -687,7 +529,7 @@ def float_dtype(arrays: tuple[SeriesArray, ...], precision: str = "float32") -> 
 def _scheduler_after(earlier: SeriesEstimator | None, data: FitData, optimizer: Optimizer) -> Any:
     """Return the schedule of the earlier fit, or a new one."""
     if earlier is not None:
-        if read_spec(data.settings.spec).lr_schedule is not None:
+        if read_spec(data.settings.spec).schedule_follows_length:
             # its rates have followed the length of a fit, to 0
             for group in optimizer.param_groups:
                 group["lr"] = group.get("initial_lr", group["lr"])
@@ -697,14 +539,14 @@ def _scheduler_after(earlier: SeriesEstimator | None, data: FitData, optimizer: 
 
 
 def _new_scheduler(spec: Spec, optimizer: Optimizer) -> Any:
-    if spec.lr_schedule is not None:
-        return cosine(cycles=1, warm_up=LR_SCHEDULES[spec.lr_schedule])(optimizer)
-    if spec.scheduler is None:
+    if spec.schedule is None:
         return None
-    scheduler = make_scheduler(spec.scheduler, optimizer, "spec.scheduler")
-    if isinstance(scheduler, ReduceLROnPlateau) and spec.schedule_every == "step":
+    every, make = spec.schedule
+    scheduler = make_scheduler(make, optimizer, "spec.lr_schedule")
+    if isinstance(scheduler, ReduceLROnPlateau) and every == "step":
         raise SpecError(
-            "ReduceLROnPlateau goes by the loss of whole epochs; set spec.schedule_every to 'epoch'"
+            "ReduceLROnPlateau goes by the loss of whole epochs: give it alone, without 'step', as "
+            "spec.lr_schedule"
         )
     return scheduler
 
@@ -734,17 +576,14 @@ def tensor_batches(
         windows.gap_value = math.nan
         if data.validation is not None:
             data.validation.gap_value = math.nan
-    if _adapt_windows(data, model) and windows.seqsize < windows.segments.max_length:
-        with seeded(0):
-            warn_cut(model, steps, data.spec.overlap, windows.seqsize)
+    _adapt_windows(data, model)
     return TensorBatches(
         windows, parameter.dtype, parameter.device, rng, rank=ranks.rank, size=ranks.size
     )
 
 
-def _adapt_windows(data: FitData, model: nn.Module) -> bool:
-    """Adapt overlap and length of the windows to the model; tell whether it is one without state
-    that takes windows.
+def _adapt_windows(data: FitData, model: nn.Module) -> None:
+    """Adapt overlap and length of the windows to the model.
 
     A model without state sees earlier steps at the start of each window. Validation with a mean
     over steps takes longer windows than training where it can, since it stores nothing for
@@ -752,8 +591,7 @@ def _adapt_windows(data: FitData, model: nn.Module) -> bool:
     """
     validation = data.validation
     # set by takes_windows, which has tried the model out
-    stateless = cached_window_mode(model) == "windows" and not recurrent_layers(model)
-    if stateless:
+    if cached_window_mode(model) == "windows" and not recurrent_layers(model):
         data.windows.overlap_into_burn_in = True
         if validation is not None:
             validation.overlap_into_burn_in = True
@@ -763,30 +601,87 @@ def _adapt_windows(data: FitData, model: nn.Module) -> bool:
         # a model that says so itself may want windows of the length that it was trained on
         if not hasattr(model, "takes_windows"):
             validation.seqsize = max(validation.seqsize, VALIDATION_STEPS // together)
-    return stateless
 
 
 # -- run ---------------------------------------------------------------------------------------
 
 
-def run(est: SeriesEstimator, training: Training) -> None:
-    """Train, and keep the attributes of the estimator up to date.
+def has_checkpointers(callbacks: list[Any]) -> bool:
+    """Return whether a fit may continue from a checkpoint."""
+    return any(isinstance(callback, Checkpointer) for callback in callbacks)
 
-    An error restores the estimator if there was no update, or, unless it is an interrupt, if this
-    fit replaces another.
+
+def run(est: SeriesEstimator, training: Training) -> None:
+    """Train, and keep the attributes of the estimator up to date: run the epochs that are left,
+    after those of a checkpoint.
+    """
+    loop = training.loop
+    model = training.step.model
+    settings = training.data.settings
+    epochs = training.plan.epochs
+    device = training.batches.device
+    before = EstimatorBefore(est, training)
+    attributes = FittedAttributes(est, training)
+    callbacks = [*as_callbacks(settings.callbacks), *hooks_of(est)]
+    has_checkpoints = has_checkpointers(callbacks)
+    if has_checkpoints:
+        callbacks = with_checkpoints(callbacks, training, est)
+    for callback in callbacks:
+        loop.hooks.attach(callback)
+    # nothing of the estimator has changed so far
+    attributes.begin()
+    with _restoring(training, before, attributes):
+        # each rank draws other numbers for dropout, from the same generator
+        seed = (int(training.rng.integers(2**63)) + loop.ranks.rank) % 2**63
+        with seeded(seed, [device] if device.type == "cuda" else []):
+            reset(model.train())
+            is_restored = has_checkpoints and not training.resume
+            is_restored = is_restored and restore_newest(callbacks, loop.ranks)
+            if is_restored:
+                attributes.publish(loop.history, loop.step - loop.epoch_step)
+                _say_restored(training)
+            if is_closed_form(model):
+                say_stage(settings.verbose, loop.ranks, "fitting in closed form")
+                loop.run_epochs([training.batches], 1)
+                return
+            if training.task is not None and not (training.resume or is_restored):
+                line = "fitting the linear model, then the network"
+                say_stage(settings.verbose, loop.ranks, line)
+                fit_fixed_parts(model, training.batches, loop.ranks, training.task)
+            if settings.compile is False:
+                loop.run_epochs(training.batches, epochs)
+                return
+            with compiled(model, compile_arguments(settings.compile)):
+                loop.run_epochs(training.batches, epochs)
+
+
+def _say_restored(training: Training) -> None:
+    """Say where a fit goes on that continues from a checkpoint."""
+    loop = training.loop
+    epochs = training.plan.epochs
+    n_done = loop.epoch - loop.start_epoch
+    if n_done < epochs:
+        line = f"a checkpoint: continues at step {loop.step}, in epoch {loop.epoch + 1}"
+        say_stage(training.data.settings.verbose, loop.ranks, line)
+    if n_done > epochs:
+        warn(
+            f"the checkpoint is of {n_done} epochs, more than epochs={epochs}: this is the "
+            "model after all of them; give the Checkpointer another folder to train a "
+            "shorter time"
+        )
+
+
+@contextmanager
+def _restoring(
+    training: Training, before: EstimatorBefore, attributes: FittedAttributes
+) -> Iterator[None]:
+    """Restore the estimator after an error if there was no update, or, unless it is an interrupt,
+    if this fit replaces another.
     """
     step = training.step
     ranks = training.loop.ranks
-    before = EstimatorBefore(est, training)
-    attributes = FittedAttributes(est, training)
-    callbacks = [*as_callbacks(training.data.settings.callbacks), *hooks_of(est)]
-    callbacks = with_checkpoints(callbacks, training, est)
-    for callback in callbacks:
-        training.loop.hooks.attach(callback)
-    # nothing of the estimator has changed so far
-    attributes.begin()
     try:
-        _train(training, callbacks, attributes)
+        yield
     except BaseException as error:
         step.discard()
         # an error may have left one rank half updated
@@ -802,44 +697,6 @@ def run(est: SeriesEstimator, training: Training) -> None:
         if attributes.has_begun() and not training.resume:
             # training used a copy: the user's own generator advances like it
             make_generator(training.data.settings.random_state)
-
-
-def _train(training: Training, callbacks: list[Any], attributes: FittedAttributes) -> None:
-    """Run the epochs that are left, after those of a checkpoint."""
-    loop = training.loop
-    model = training.step.model
-    settings = training.data.settings
-    epochs = training.plan.epochs
-    device = training.batches.device
-    # each rank draws other numbers for dropout, from the same generator
-    seed = (int(training.rng.integers(2**63)) + loop.ranks.rank) % 2**63
-    with seeded(seed, [device] if device.type == "cuda" else []), training.threads:
-        reset(model.train())
-        is_restored = not training.resume and restore_newest(callbacks, loop.ranks)
-        if is_restored:
-            attributes.publish(loop.history, loop.step - loop.epoch_step)
-            n_done = loop.epoch - loop.start_epoch
-            if n_done < epochs:
-                line = f"a checkpoint: continues at step {loop.step}, in epoch {loop.epoch + 1}"
-                say_stage(settings.verbose, loop.ranks, line)
-            if n_done > epochs:
-                warn(
-                    f"the checkpoint is of {n_done} epochs, more than epochs={epochs}: this is the "
-                    "model after all of them; give the Checkpointer another folder to train a "
-                    "shorter time"
-                )
-        if is_closed_form(model):
-            say_stage(settings.verbose, loop.ranks, "fitting in closed form")
-            loop.run_epochs([training.batches], 1)
-            return
-        if not (training.resume or is_restored):
-            if any(closed_form_parts(model)):
-                say_stage(
-                    settings.verbose, loop.ranks, "fitting the linear model, then the network"
-                )
-            fit_fixed_parts(model, training.batches, loop.ranks, training.task)
-        with compiled(model, compile_arguments(settings.compile)):
-            loop.run_epochs(training.batches, epochs)
 
 
 class EstimatorBefore:
@@ -907,7 +764,7 @@ class FittedAttributes:
             codec,
             training.rng,
             # one that follows the length of the fit ends with it
-            scheduler=None if training.data.spec.lr_schedule else training.scheduler,
+            scheduler=None if training.data.spec.schedule_follows_length else training.scheduler,
             n_steps=n_steps,
             choice=training.data.settings.choice,
             data=shapes_and_digests(training.data),

@@ -24,6 +24,7 @@ from fluxutils_py.exporting import (
     initial_of,
     write_graph,
 )
+from fluxutils_py.exporting.compiled_header import is_header, run_header
 from fluxutils_py.exporting.export_files import FORMATS, check_format
 from fluxutils_py.exporting.graph import Gaps
 from fluxutils_py.files import atomic_write
@@ -323,7 +324,8 @@ def check_export(
 
     Streams all steps through the model (``stream``) and the file, the latter in single steps and
     again in windows of 1, 2, 3, 5, 8, ... steps, and compares the outputs at each step and the
-    states at the end.
+    states at the end. A C header is compiled and run, which needs a C compiler (``cc``, ``gcc``,
+    ``clang`` or the one that the environment variable ``CC`` names), and its outputs are compared.
 
     Parameters
     ----------
@@ -334,8 +336,9 @@ def check_export(
     tolerance : float, optional
         Largest difference to allow, relative to the largest value of each output where that is
         above 1. Labels may differ where two probabilities differ by less than 10 times as much.
-        None: 1e-5; 0.05 for an estimator with ``precision="bfloat16"`` or ``"float16"``, which
-        rounds more than the file, whose numbers are float32.
+        None: 1e-5; 0.05 for an estimator with ``precision="bfloat16"``, which rounds more than the
+        file, whose numbers are float32. For a header of ``quantize="int8"``, give the error that it
+        says.
 
     Returns
     -------
@@ -345,7 +348,8 @@ def check_export(
     Raises
     ------
     ExportError
-        If a difference is larger; the message names the output or state, and the step.
+        If a difference is larger; the message names the output or state, and the step. If there is
+        no C compiler for a header.
     LoadError
         If the file was not exported by this package.
     """
@@ -357,6 +361,8 @@ def check_export(
     expected = _stream_all(model, xs)
     if tolerance is None:
         tolerance = _default_tolerance(_exported_parts(model).estimator)
+    if is_header(path):
+        return _check_header(path, model, xs, expected, tolerance)
     file = ExportedModel(path, n_series)
     if len(file.metadata["inputs"]) != len(xs):
         raise ShapeError(f"{path} takes {len(file.metadata['inputs'])} inputs, x has {len(xs)}")
@@ -366,8 +372,34 @@ def check_export(
     for lengths in ([1] * n_steps, _fibonacci(n_steps)):
         file.state = start
         outputs = _run_windows(file, xs, lengths)
-        largest = max(largest, _compare_run(path, file, outputs, expected, tolerance))
+        names = [entry["name"] for entry in file.metadata["outputs"]]
+        if expected.favoured is not None:
+            outputs[0] = _as_labels(outputs[0], file.metadata["classes"], expected.outputs[0].dtype)
+        found = _compare_outputs(path, names, outputs, expected, tolerance)
+        largest = max(largest, found, _compare_states(path, file, expected, tolerance))
     return largest
+
+
+def _as_labels(given: np.ndarray, classes: Sequence[Any], dtype: np.dtype) -> np.ndarray:
+    """Return labels; a program of torch gives the places of those that are texts."""
+    if given.dtype.kind in "iu" and dtype.kind not in "iuf":
+        return np.asarray(classes)[given]
+    return given
+
+
+def _check_header(
+    path: str | PathLike[str],
+    model: Any,
+    xs: tuple[np.ndarray, ...],
+    expected: _Streamed,
+    tolerance: float,
+) -> float:
+    if len(xs) > 1:
+        raise ShapeError(f"{path} takes one input, x has {len(xs)}")
+    classes = _exported_parts(model).estimator.fitted_parts_.codec.classes
+    names = ["y"] if classes is None else ["label", "probabilities"]
+    outputs = run_header(path, xs[0], classes)
+    return _compare_outputs(path, names, outputs, expected, tolerance)
 
 
 def _arrays_to_try(x: object) -> tuple[np.ndarray, ...]:
@@ -448,26 +480,30 @@ def _run_windows(
     return [np.concatenate(parts) for parts in zip(*outputs, strict=True)]
 
 
-def _compare_run(
+def _compare_outputs(
     path: object,
-    file: ExportedModel,
+    names: Sequence[str],
     outputs: list[np.ndarray],
     expected: _Streamed,
     tolerance: float,
 ) -> float:
-    """Return the largest difference of outputs and final states, if all are within tolerance."""
-    names = [entry["name"] for entry in file.metadata["outputs"]]
+    """Return the largest difference of outputs, if all are within tolerance."""
     pairs = list(zip(names, outputs, expected.outputs, strict=True))
     if expected.favoured is not None:
         name, labels, wanted_labels = pairs.pop(0)
-        if labels.dtype.kind in "iu" and wanted_labels.dtype.kind not in "iuf":
-            # a program of torch gives the places of labels that are texts
-            labels = np.asarray(file.metadata["classes"])[labels]
         margin = 10 * tolerance
         _compare_labels(path, name, labels, wanted_labels, expected.favoured, margin)
     largest = 0.0
     for name, got, want in pairs:
         largest = max(largest, _compare(path, name, got, want, tolerance, in_time=True))
+    return largest
+
+
+def _compare_states(
+    path: object, file: ExportedModel, expected: _Streamed, tolerance: float
+) -> float:
+    """Return the largest difference of final states, if all are within tolerance."""
+    largest = 0.0
     names = [entry["name"] for entry in file.metadata["states"]]
     for name, got, want in zip(names, file.state, expected.state, strict=True):
         largest = max(largest, _compare(path, name, got, want, tolerance, in_time=False))

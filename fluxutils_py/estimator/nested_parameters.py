@@ -62,7 +62,7 @@ class NestedParamsMixin:
     ``None`` stands for the default network (``model__n_hidden``), ``AdamW`` and ``Spec()``, with
     the defaults of the estimator. Optional fields of :class:`fluxutils_py.Spec` can be added to a
     spec that is a mapping or an object. Another ``__`` reaches one level deeper:
-    ``spec__scheduler__step_size``. Arguments that ``fit`` fills in (``params``, ``n_in``,
+    ``spec__lr_schedule__step_size``. Arguments that ``fit`` fills in (``params``, ``n_in``,
     ``n_out``, ``n_features``, ``n_outputs``) are not parameters.
 
     Examples

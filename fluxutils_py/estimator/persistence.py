@@ -35,6 +35,7 @@ from fluxutils_py.estimator.serialization import (
     serialize_spec,
     try_serialize,
 )
+from fluxutils_py.estimator.spec import read_spec
 from fluxutils_py.inputs.inputs import InputLayout
 from fluxutils_py.inputs.target_codec import TargetCodec, TargetScale
 from fluxutils_py.nn.losses import seqloss
@@ -416,13 +417,11 @@ def _restore_optimizer(est: BaseEstimator, content: dict[str, Any]) -> None:
     """Restore the optimizer with its moments, and the schedule if the file or the user has it."""
     optimizer = deserialize_optimizer(content["optimizer"], est.model_)
     est.optimizer_ = optimizer
-    spec = est.resolved_params().spec
-    factory = spec.get("scheduler") if isinstance(spec, dict) else getattr(spec, "scheduler", None)
+    schedule = read_spec(est.resolved_params().spec).schedule
     # without its code the schedule cannot continue; a fit will ask for it
-    if isinstance(factory, NotStored):
-        factory = None
-    if content["scheduler"] is not None and factory is not None:
-        scheduler = factory(optimizer)
+    make = None if schedule is None else schedule[1]
+    if content["scheduler"] is not None and make is not None and not isinstance(make, NotStored):
+        scheduler = make(optimizer)
         scheduler.load_state_dict(content["scheduler"])
         est.fitted_parts_ = replace(est.fitted_parts_, scheduler=scheduler)
     # last, because a new scheduler changes learning rates

@@ -237,7 +237,7 @@ class _PooledMetric:
         steps = SeriesArray(np.where(live.any(0), 0, np.nan)[None], "y")
         weight = read_weight(sample_weight, Inputs((steps,), form, 1))
         if weight is not None:
-            weight.normalize(rows, (steps,))
+            weight = weight.normalized(rows, (steps,))
         # with one mean per feature, it cannot take one vector of all
         if self.function is _pooled_r2:
             return _pooled_r2(true, pred, weight)

@@ -28,8 +28,6 @@ def with_checkpoints(callbacks: list[Any], training: Training, est: SeriesEstima
     """Return the callbacks, with each :class:`Checkpointer` replaced by one that tracks the whole
     fit.
     """
-    if not _checkpointers(callbacks):
-        return callbacks
     tracked = {
         # first: it rejects a checkpoint of a different fit before anything else is restored
         "fit": _Fit(training, est),
@@ -46,8 +44,6 @@ def with_checkpoints(callbacks: list[Any], training: Training, est: SeriesEstima
 def restore_newest(callbacks: list[Any], ranks: RankGroup) -> bool:
     """Restore the newest checkpoint of the callbacks, and return whether there was one."""
     checkpointers = _checkpointers(callbacks)
-    if not checkpointers:
-        return False
     # rank 0 decides: another rank may see a folder that is a moment older
     steps = ranks.allgather(ranks.guard(lambda: [c.latest_step() for c in checkpointers]))[0]
     return checkpointers[steps.index(max(steps))].restore(ranks)
@@ -60,8 +56,6 @@ def saved_minibatch_size(callbacks: list[Any], ranks: RankGroup) -> Mapping[str,
     None if there is no checkpoint, or none of a fit.
     """
     checkpointers = _checkpointers(callbacks)
-    if not checkpointers:
-        return None
 
     def read() -> Any:
         # of several newest ones the first, as in restore_newest

@@ -40,7 +40,7 @@ def run_score(
         parts = est.fitted_parts_
         schema = input_schema(est, settings, parts)
         pool = SeriesPool(ranks if request.sharded else RankGroup())
-        inputs = request.read_inputs(schema, pool)
+        inputs = pool.inputs(request.x, schema, starts=request.starts, lengths=request.lengths)
         spec = read_spec(settings.spec)
         # with shards, each rank predicts all of its own series
         together = RankGroup() if request.sharded else ranks
@@ -58,7 +58,7 @@ def run_score(
         segments = inputs.whole()
         weight = pool.weight(request.sample_weight, inputs)
         if weight is not None:
-            weight.normalize(segments, targets, mask_per_output=True, add_up=pool.total)
+            weight = weight.normalized(segments, targets, mask_per_output=True, add_up=pool.total)
         loss = as_loss(settings.loss)
         missing = _missing_label(settings, loss, targets)
         if missing is not None:

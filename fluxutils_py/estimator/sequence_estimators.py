@@ -25,9 +25,9 @@ from fluxutils_py.estimator.estimator_settings import Settings
 from fluxutils_py.estimator.fit_choice import DataSize, FitChoice
 from fluxutils_py.estimator.fit_data import FitRequest
 from fluxutils_py.estimator.fitted_parts import FittedParts
-from fluxutils_py.estimator.fitting import run_fit
 from fluxutils_py.estimator.predicting import run_predict
 from fluxutils_py.estimator.spec import Spec, explains_arguments, read_spec
+from fluxutils_py.estimator.trial_fits import run_auto_fit
 from fluxutils_py.inputs.target_codec import TargetScale
 from fluxutils_py.nn import (
     FLSTM,
@@ -47,6 +47,7 @@ from fluxutils_py.nn import (
 )
 from fluxutils_py.nn.closed_form_model import kernel_model, lag_model
 from fluxutils_py.nn.ready_made import MEANS, linear_plus_network, mean_model, plain_network
+from fluxutils_py.sklearn_callbacks import within_callbacks
 from fluxutils_py.training.make_optimizer import adamw
 from fluxutils_py.validation import check_integer, check_positive
 
@@ -144,7 +145,7 @@ class EstimatorClassifier(ClassifierMixin, Estimator):
         """
         series = (x, y, sample_weight, lengths, starts, sharded)
         request = FitRequest(*series, epochs=1, classes=classes, resume=True)
-        run_fit(self, request)
+        within_callbacks(self, self._run_fit)(self, request)
         return self
 
     predict_proba = _output_method(
@@ -274,7 +275,7 @@ class _SequenceEstimator(Estimator):
         Steps of the optimizer. "auto": None if ``epochs`` is given; else 20 passes, but at least
         200 and at most 600 steps, or 1000 for labels of symbols; 1000 for more than 614,400 steps
         of data.
-    lr_schedule : "onecycle", "cosine" or None
+    lr_schedule : "onecycle", "cosine", callable, ("step", callable) or None
         See :class:`Spec`.
     batchsize : int or "auto"
         See :class:`Spec`. "auto": 16; 32 for more than 614,400 steps; 128 for single steps.
@@ -315,7 +316,7 @@ class _SequenceEstimator(Estimator):
         a second model that was fitted on the rest (split conformal prediction), or of the model
         itself on ``validation_data`` or what ``early_stopping`` holds out. Predictions stay as they
         are without it.
-    comm, scaling, n_jobs, device, compile, callbacks, warm_start, random_state, verbose
+    comm, scaling, device, compile, callbacks, warm_start, random_state, verbose
         See :class:`Estimator`.
     """
 
@@ -328,7 +329,7 @@ class _SequenceEstimator(Estimator):
     weight_decay: float = 0.01
     epochs: int | None = None
     max_updates: int | str | None = "auto"
-    lr_schedule: str | None = "onecycle"
+    lr_schedule: Any = "onecycle"
     batchsize: int | str = "auto"
     seqsize: int | str | None = "auto"
     input_noise: float | str = "auto"
@@ -350,13 +351,14 @@ class _SequenceEstimator(Estimator):
     interval: float | None = None
     comm: Any = "auto"
     scaling: str = "weak"
-    n_jobs: int | None = None
     device: Any = None
     compile: Any = False
     callbacks: Any = None
     warm_start: bool = False
     random_state: Any = None
     verbose: Any = "auto"
+
+    _run_fit = staticmethod(run_auto_fit)
 
     @property
     def cell_(self) -> Any:

@@ -306,7 +306,13 @@ def serialize_spec(spec: Any) -> dict[str, Any] | None:
     if spec is None:
         return None
     fields = spec_fields(spec)
-    scheduler = fields.pop("scheduler", None)
+    schedule = fields.get("lr_schedule")
+    scheduler = None
+    if callable(schedule):
+        scheduler = schedule
+        fields["schedule_every"] = "epoch"
+    elif isinstance(schedule, tuple):
+        fields["schedule_every"], scheduler = schedule
     plain = {
         k: plain_or_none(v)
         for k, v in fields.items()
@@ -324,12 +330,14 @@ def deserialize_spec(config: Any) -> Any:
     if config is None:
         return None
     fields = dict(config["fields"])
+    every = fields.pop("schedule_every", "epoch")
     if config["scheduler"] is not None:
-        fields["scheduler"] = restore_argument(
+        scheduler = restore_argument(
             config["scheduler"],
-            "spec.scheduler",
+            "spec.lr_schedule",
             lambda c: deserialize(c, SCHEDULERS),
         )
+        fields["lr_schedule"] = scheduler if every == "epoch" else (every, scheduler)
     return Spec(**fields) if config["is_spec"] else fields
 
 

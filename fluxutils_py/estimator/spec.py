@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fluxutils_py.errors import SpecError, warn
+from fluxutils_py.lr_schedules import cosine
 from fluxutils_py.nn.precision import check_precision
 from fluxutils_py.tree import children, is_sequence
 from fluxutils_py.validation import check_integer, check_positive
@@ -138,24 +139,21 @@ class Spec:
         does; the model then learns nothing that reaches beyond a fold. False: never. On several
         ranks, the ``batchsize`` of all together counts. ``folds`` in ``history_`` is the largest
         number of folds of a series.
-    scheduler : callable or None
-        ``scheduler(optimizer)`` returns a torch learning-rate scheduler, for example
-        ``partial(torch.optim.lr_scheduler.StepLR, step_size=5)``.
-    precision : "float32", "bfloat16" or "float16"
+    precision : "float32" or "bfloat16"
         What matrix products, recurrences and the like are computed in, in training, validation and
         prediction, by torch's autocast. "float32": the type of the data (float64 for float64).
-        "bfloat16", "float16": parameters, optimizer, losses and results are float32 whatever the
-        data; "float16" scales the losses, skips updates whose gradient overflows, and is meant for
-        GPUs. Worth it where layers are large; see the guide.
-    schedule_every : "epoch" or "step"
-        When the scheduler steps: after each epoch, or after each step of the optimizer.
+        "bfloat16": parameters, optimizer, losses and results are float32 whatever the data. Worth
+        it where layers are large; see the guide.
     max_updates : int or None
         Stop after this many steps of the optimizer, also within an epoch. With ``epochs`` too,
         whichever comes first ends a fit.
-    lr_schedule : "onecycle", "cosine" or None
-        In place of ``scheduler``: let learning rates follow the length of the fit, step by step.
-        "cosine": from their values to 0, along a cosine. "onecycle": the same, after a linear rise
-        over the first fifth. A ``partial_fit``, which knows no length, keeps the rates.
+    lr_schedule : "onecycle", "cosine", callable, ("step", callable) or None
+        How learning rates change. "cosine": from their values to 0 at the end of the fit, along a
+        cosine, after each step of the optimizer. "onecycle": the same, after a linear rise over the
+        first fifth. A ``partial_fit``, which knows no length, keeps the rates of these two. A
+        callable ``f(optimizer)`` returns a torch learning-rate scheduler, which steps after each
+        epoch: ``partial(torch.optim.lr_scheduler.StepLR, step_size=5)``. ("step", f): after each
+        step of the optimizer.
     gradient : "truncated" or "exact"
         What a window learns from steps before it. "truncated": nothing. "exact": layers with a
         diagonal recurrence (:class:`LRU`, :class:`MinGRU`, :class:`MinLSTM`) carry along how their
@@ -182,12 +180,24 @@ class Spec:
     accumulate: int = 1
     patience: int | None = None
     rebatch: bool | str = "auto"
-    scheduler: Callable[..., Any] | None = None
-    schedule_every: str = "epoch"
     precision: str = "float32"
     max_updates: int | None = None
-    lr_schedule: str | None = None
+    lr_schedule: Any = None
     gradient: str = "truncated"
+
+    @property
+    def schedule(self) -> tuple[str, Any] | None:
+        """When the learning-rate scheduler steps, "epoch" or "step", and what makes it."""
+        if self.lr_schedule is None or isinstance(self.lr_schedule, tuple):
+            return self.lr_schedule
+        if isinstance(self.lr_schedule, str):
+            return "step", cosine(cycles=1, warm_up=LR_SCHEDULES[self.lr_schedule])
+        return "epoch", self.lr_schedule
+
+    @property
+    def schedule_follows_length(self) -> bool:
+        """Whether learning rates follow the length of a fit, and end with it."""
+        return isinstance(self.lr_schedule, str)
 
     def planned_epochs(self, updates_per_epoch: int) -> int:
         """Return the number of passes of a fit, of which each makes so many updates."""
@@ -197,14 +207,14 @@ class Spec:
         return enough if self.epochs is None else min(self.epochs, enough)
 
 
-# Share of the fit in which rates rise.
+# share of the fit in which rates rise
 LR_SCHEDULES = {"onecycle": 0.2, "cosine": 0}
 GRADIENTS = ("truncated", "exact")
 NAMES = [f.name for f in fields(Spec)]
 MAIN = ("epochs", "batchsize", "seqsize")
 # Arguments of estimators: a spec that has them would be accepted, and they would do nothing.
 ARGUMENTS = (
-    *("model", "loss", "opt", "comm", "scaling", "n_jobs", "device", "compile", "callbacks"),
+    *("model", "loss", "opt", "comm", "scaling", "device", "compile", "callbacks"),
     *("warm_start", "random_state", "verbose", "target", "n_timesteps", "early_stopping"),
     *("validation_fraction", "scale_target", "class_weight"),
 )
@@ -214,6 +224,8 @@ def _place(field: str) -> str | None:
     """Return where an unknown field of a spec belongs; None if this package has no such name."""
     if field in ARGUMENTS:
         return f"; {field} is an argument of the estimator: Estimator(..., {field}=..., spec=...)"
+    if field in ("scheduler", "schedule_every"):
+        return "; a scheduler is given as lr_schedule=f, or ('step', f) to step with the optimizer"
     if field in ("lr", "learning_rate"):
         return (
             f"; {field} belongs to the optimizer: "
@@ -328,26 +340,24 @@ def _check_others(spec: Spec) -> None:
     if not is_auto and not isinstance(spec.rebatch, bool | np.bool_):
         raise SpecError(f"spec.rebatch must be 'auto', True or False, got {spec.rebatch!r}")
     check_positive("spec.clip", spec.clip, optional=True, error=SpecError)
-    if spec.scheduler is not None and not callable(spec.scheduler):
-        raise SpecError(
-            "spec.scheduler must be a function of the optimizer that returns a scheduler, got "
-            f"{spec.scheduler!r}; for example functools.partial(torch.optim.lr_scheduler.StepLR, "
-            "step_size=5)"
-        )
     check_precision(spec.precision, "spec.precision", SpecError)
-    if spec.schedule_every not in ("epoch", "step"):
-        raise SpecError(
-            f"spec.schedule_every must be 'epoch' or 'step', got {spec.schedule_every!r}"
-        )
     _check_gradient(spec)
-    if spec.lr_schedule is not None and spec.lr_schedule not in LR_SCHEDULES:
+    if spec.lr_schedule is not None and not _is_schedule(spec.lr_schedule):
         names = ", ".join(map(repr, LR_SCHEDULES))
-        raise SpecError(f"spec.lr_schedule must be {names} or None, got {spec.lr_schedule!r}")
-    if spec.lr_schedule is not None and spec.scheduler is not None:
         raise SpecError(
-            f"spec.lr_schedule={spec.lr_schedule!r} and spec.scheduler both set the learning "
-            "rates; leave one at None"
+            f"spec.lr_schedule must be {names}, None, a function of the optimizer that returns a "
+            "torch scheduler, which steps each epoch, or ('step', function), for one that steps "
+            f"with the optimizer, got {spec.lr_schedule!r}; for example "
+            "functools.partial(torch.optim.lr_scheduler.StepLR, step_size=5)"
         )
+
+
+def _is_schedule(schedule: object) -> bool:
+    if isinstance(schedule, str):
+        return schedule in LR_SCHEDULES
+    if isinstance(schedule, tuple):
+        return len(schedule) == 2 and schedule[0] == "step" and callable(schedule[1])
+    return callable(schedule)
 
 
 def _check_gradient(spec: Spec) -> None:

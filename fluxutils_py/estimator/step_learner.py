@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections import deque
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -21,15 +20,11 @@ from fluxutils_py.estimator.fitted_parts import SeriesEstimator
 from fluxutils_py.estimator.spec import read_spec
 from fluxutils_py.nn.copying import deep_copy
 from fluxutils_py.nn.losses import Loss, SeqLoss, as_loss, takes_weights
-from fluxutils_py.nn.native import TYPES
 from fluxutils_py.nn.parameters import Freeze, freeze_parameters
 from fluxutils_py.nn.ready_made import is_closed_form
 from fluxutils_py.nn.recurrent import State
 from fluxutils_py.nn.sensitivities import truncated_layers
 from fluxutils_py.nn.states import recurrent_layers, reset, restore
-from fluxutils_py.steps.native_learning import NativeLearning, Target, lay_out_memory
-from fluxutils_py.steps.step_program import StepProgram
-from fluxutils_py.training.gradient_step import not_finite
 from fluxutils_py.training.minibatch import Minibatch
 from fluxutils_py.training.tensors import to_tensor
 from fluxutils_py.training.window_step import WindowStep
@@ -85,11 +80,6 @@ class StepLearner:
         require_gradients("stream(learn=...)")
         settings = est.resolved_params()
         spec = read_spec(settings.spec)
-        if spec.precision == "float16":
-            raise SpecError(
-                "learn needs losses that are not scaled: precision='float16' cannot learn in a "
-                "stream; fit with 'float32' or 'bfloat16'"
-            )
         if is_closed_form(est.model_):
             raise SpecError(
                 f"learn: this {type(est).__name__} with cell={getattr(est, 'cell_', None)!r} was "
@@ -126,40 +116,6 @@ class StepLearner:
         self._past: deque[Tensor] = deque()  # inputs before the oldest step that waits
         self._waiting: deque[_Lesson] = deque()
         self._fresh: np.ndarray | None = None  # series that begin anew at the next step
-        self._native: NativeLearning | None = None
-        if is_exact and spec.precision == "float32":
-            self._native = self._native_learning(est, spec.clip)
-
-    def _native_learning(self, est: SeriesEstimator, clip: float | None) -> NativeLearning | None:
-        """Return what learns natively, None if torch does."""
-        n_features, target = est.n_features_in_, self._native_target(est)
-        is_known = self._dtype in TYPES and self._device.type == "cpu"
-        if not is_known or target is None or isinstance(n_features, tuple):
-            return None
-        shape = (n_features, self._n_series)
-        return NativeLearning(self.model, shape, self._optimizer, clip, target)
-
-    def _native_target(self, est: SeriesEstimator) -> Target | None:
-        """Return what outputs are compared with, None if by a loss that the kernels do not know."""
-        loss, n_outputs = self._loss, est.n_outputs_
-        if not isinstance(loss, SeqLoss) or isinstance(n_outputs, tuple):
-            return None
-        classes = est.fitted_parts_.codec.classes
-        if classes is not None:
-            if self._class_weight is not None:
-                return None
-            nothing = np.zeros(len(classes))
-            return Target(nothing, nothing, True) if loss.is_plain_cross_entropy else None
-        if not loss.is_mean_squared_error:
-            return None
-        if self._scale is not None:
-            return Target(self._scale.mean, self._scale.scale)
-        return Target(np.zeros(n_outputs), np.ones(n_outputs))
-
-    @property
-    def program(self) -> Callable[[], StepProgram | None] | None:
-        """The program of the model, whose arrays follow what is learnt; None if torch learns."""
-        return None if self._native is None else self._native.program
 
     # -- steps -------------------------------------------------------------------------------------
 
@@ -183,14 +139,7 @@ class StepLearner:
             self._begin_anew(lesson.fresh)
         if lesson.live is not None:
             truth = np.where(lesson.live, truth, np.nan)
-        if self._native is not None and self._native.run(lesson.x, truth):
-            if self._native.problem is not None:
-                raise not_finite(*self._native.problem)
-            return
-        self._observe_in_torch(lesson.x, truth)
-
-    def _observe_in_torch(self, x: np.ndarray, truth: np.ndarray) -> None:
-        xs = to_tensor(x.T[None], self._dtype, self._device)  # (1, N, F)
+        xs = to_tensor(lesson.x.T[None], self._dtype, self._device)  # (1, N, F)
         known = ~np.isnan(truth.T[None])  # (1, N, G)
         if not self._masks_outputs:
             known[:] = known.all(-1, keepdims=True)
@@ -200,8 +149,6 @@ class StepLearner:
         without = torch.backends.cudnn.flags(enabled=False) if on_gpu else nullcontext()
         with without, torch.enable_grad():  # who only predicts may have switched gradients off
             self._step(batch)
-        if self._native is not None:
-            self._native.forget()
         self._past.append(xs)
         if len(self._past) == self._n_steps:
             self._past.popleft()
@@ -295,7 +242,7 @@ class StepLearner:
             content = torch.load(file, map_location=self._device, weights_only=True)
             self.model.load_state_dict(content["model"])
             self._optimizer.load_state_dict(content["optimizer"])
-            lay_out_memory(self._optimizer)
+            _lay_out_memory(self._optimizer)
         except Exception as error:  # torch may raise any error for damaged bytes
             reason = (str(error).splitlines() or [""])[0]
             raise LoadError(
@@ -308,13 +255,22 @@ class StepLearner:
                 f"{self._n_series}"
             )
         self.reset(None)
-        if self._native is not None:
-            self._native.forget()
         self._step.load_state_dict(content["step"])
         self._past.extend(content["past"])
         for lesson in content["waiting"]:
             self._waiting.append(_Lesson(*map(_as_array, lesson)))
         self._fresh = _as_array(content["fresh"])
+
+
+def _lay_out_memory(optimizer: Optimizer) -> None:
+    """Give what an optimizer remembers of each parameter the strides of the parameter: fused ones
+    walk through memory, and states of version 0.2.0 have other strides.
+    """
+    for p, memory in optimizer.state.items():
+        for name, value in memory.items():
+            is_like = isinstance(value, Tensor) and value.shape == p.shape
+            if is_like and value.stride() != p.stride():
+                memory[name] = torch.empty_like(p.detach()).copy_(value)
 
 
 def _as_tensor(array: np.ndarray | None) -> Tensor | None:
@@ -335,7 +291,7 @@ def _new_optimizer(est: SeriesEstimator, model: nn.Module, rate: float | None) -
     else:  # loaded without the code for it
         optimizer = build_optimizer(settings.opt, settings.model, model)
     groups = [group for group in optimizer.param_groups if "lr" in group]
-    if read_spec(settings.spec).lr_schedule is not None:
+    if read_spec(settings.spec).schedule_follows_length:
         # its rates have followed the length of a fit, to 0
         for group in groups:
             group["lr"] = group.get("initial_lr", group["lr"])

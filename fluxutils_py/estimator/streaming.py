@@ -267,9 +267,8 @@ class EstimatorStream:
         self._native = self.native_step()
 
     def _may_be_native(self) -> bool:
-        # parameters that torch changes with each truth would be packed anew at each step
-        learns_in_torch = self._learner is not None and self._learner.program is None
-        return not learns_in_torch and len(self._shapes) == 1 and self._dtype in TYPES
+        # parameters that change with each truth would be packed anew at each step
+        return self._learner is None and len(self._shapes) == 1 and self._dtype in TYPES
 
     def _load(self, state: Sequence[Tensor] | None) -> None:
         """Continue from a state of the model, with what was learnt behind it or without."""
@@ -296,12 +295,7 @@ class EstimatorStream:
         """Return what runs steps natively for :meth:`native_outputs`; None if there is nothing."""
         if self._output is None:
             return None
-        program = None
-        if self._learner is not None:
-            if scalers:  # what the model gets is to be noted
-                return None
-            program = self._learner.program
-        return self._session.native_step(self._shapes[0], scalers, self._output, program)
+        return self._session.native_step(self._shapes[0], scalers, self._output)
 
     def native_outputs(self, native: NativeStep | None, x: object) -> Any:
         """Return the outputs of the next step from a native step of this stream, or None, with
@@ -313,10 +307,6 @@ class EstimatorStream:
         y = native.run(x) if x.dtype.char in NATIVE_INPUTS else None
         if y is None:
             return None
-        if self._learner is not None:
-            gap = native.gap
-            known = x if gap is None else np.where(gap, self._gap_value, x)
-            self._learner.note(known, gap)
         if self._waiting is not None:
             self._hold(self._waiting, native.gap)
         if self._classes is not None:

@@ -8,7 +8,7 @@ from torch.nn.functional import pad
 
 from fluxutils_py.errors import warn
 from fluxutils_py.estimator.assembled_fit import FitPlan, Training
-from fluxutils_py.estimator.data_warnings import in_model_selection
+from fluxutils_py.estimator.data_warnings import warn_unscaled
 from fluxutils_py.nn.losses import SeqLoss
 from fluxutils_py.nn.ready_made import is_closed_form
 from fluxutils_py.training.minibatch import Minibatch
@@ -31,6 +31,17 @@ def warn_few_updates(plan: FitPlan, accumulate: int) -> None:
     )
 
 
+def watch_scales(training: Training) -> None:
+    """Have the first minibatch of the first epoch warn of values that are too large."""
+    unseen = [training.step.model]
+
+    def look(batch: Minibatch) -> None:
+        if unseen and batch.inputs:
+            warn_unscaled(batch, unseen.pop())
+
+    training.batches.observers.append(look)
+
+
 def watch_targets(training: Training) -> list[list[Tensor]]:
     """Have the first epoch sum its targets, if what a fit has learnt can be told from its losses.
 
@@ -49,15 +60,12 @@ def watch_targets(training: Training) -> list[list[Tensor]]:
         if batch.n_live != 0 and batch.index is not None and batch.index.has_loss:
             sums[:] = [_added([*sums, loss.target_sums(batch.labels, batch.weight)])]
 
-    training.batches.observe = add
+    training.batches.observers.append(add)
     return sums
 
 
 def warn_nothing_learnt(training: Training, sums: list[list[Tensor]]) -> None:
-    """Warn on rank 0 if the losses of the last two epochs are above that of a constant output.
-
-    Left out are searches, whose scores tell.
-    """
+    """Warn on rank 0 if the losses of the last two epochs are above that of a constant output."""
     loop = training.loop
     n_updates = training.step.n_updates
     of_ranks = loop.ranks.allgather(sums)
@@ -65,7 +73,7 @@ def warn_nothing_learnt(training: Training, sums: list[list[Tensor]]) -> None:
         return
     total = _added([of_outputs for of_rank in of_ranks for of_outputs in of_rank])
     losses = [record["loss"] for record in loop.history[-2:] if record["loss"] is not None]
-    if not total or not losses or in_model_selection():
+    if not total or not losses:
         return
     assert isinstance(training.data.loss, SeqLoss)  # or there were no sums
     of_constant = training.data.loss.loss_of_constant(total)

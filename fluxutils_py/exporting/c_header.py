@@ -1,50 +1,20 @@
 """A model as a C99 header: its weights, its state, and one step of one series.
 
-The header holds those functions of ``step.h`` that the model needs, which the native kernels run
-too, and calls them in the order of the operations of a :class:`StepProgram`.
+The header holds ``step.h``, whose functions the native kernels run too, and calls them in the order
+of the operations of a :class:`StepProgram`.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from importlib.resources import files
 from typing import NamedTuple
 
 import numpy as np
 
-from fluxutils_py.exporting.c_source import (
-    Definition,
-    definitions,
-    function,
-    needed,
-    number,
-    resolved,
-    string,
-    table,
-)
-from fluxutils_py.exporting.rounded_weights import quantized
-from fluxutils_py.steps.step_program import (
-    Activation,
-    CellStep,
-    Dense,
-    Diagonal,
-    Fade,
-    Gated,
-    Join,
-    KernelHits,
-    LagValues,
-    LayerNormalization,
-    Means,
-    OfTwo,
-    Operation,
-    PastOperation,
-    Rolling,
-    Running,
-    ScaleShift,
-    StepProgram,
-    Sum,
-)
+from fluxutils_py.exporting.c_source import function, number, string, table
+from fluxutils_py.steps.operations import Names, Operation
+from fluxutils_py.steps.step_program import StepProgram
 
 # of NumPy or torch, and of math.h
 FUNCTIONS = {
@@ -60,21 +30,6 @@ FUNCTIONS = {
     **{name: name for name in ("exp", "exp2", "expm1", "log", "log10", "log1p", "log2")},
     **{name: name for name in ("ceil", "floor", "trunc")},
 }
-# by the number of the native kernel; of two, the first has the approximate activations
-CELLS = {
-    0: ("lstm",),
-    1: ("gru",),
-    2: ("rnn_tanh",),
-    3: ("rnn_relu",),
-    4: ("flstm",),
-    5: ("sgru_parabolic", "gru"),
-    6: ("mgu_parabolic", "mgu"),
-    7: ("mgu_parabolic", "mgu"),
-    8: ("hfgru",),
-    9: ("min_gru",),
-    10: ("min_lstm",),
-}
-ACTIVATIONS = {"psigmoid": "parabolic_sigmoid", "ptanh": "parabolic_tanh"}  # others keep the name
 # C99 rounds what it stores; C++ may keep more digits, on the x87 units of old x86 processors
 GUARDS = """\
 #ifdef __FAST_MATH__
@@ -85,7 +40,6 @@ GUARDS = """\
 #error "numbers keep more digits than their type: compile as C99, or with -msse2 -mfpmath=sse"
 #endif
 #endif"""
-LANES = 16  # numbers in which step.h holds the taps of kernels
 MISSING = "for (i = 0; i < @@_N_OUT; i++) y[i] = NAN;"
 RETURNED = (
     "Computes the outputs of the next step. Returns 0; 1 if all inputs are missing (NaN): then all "
@@ -179,17 +133,9 @@ class CHeader:
         """Return the whole header."""
         # of names in it: @ is the prefix, @@ the prefix in capitals
         own = self._own_code()
-        parts = [
-            "#ifndef @@_H\n#define @@_H\n\n#include <math.h>\n#include <stdint.h>",
-            GUARDS,
-            f"#define @@_N_IN {self.program.n_in}\n#define @@_N_OUT {self.program.n_out}",
-            *self._functions_for(own),
-            own,
-            "#endif /* @@_H */",
-        ]
-        text = "\n\n".join(parts) + "\n"
-        text = re.sub(r"\bSTEP_(?=\w)", "@@_STEP_", text)
-        text = re.sub(r"\bstep_(?=\w)", "@_step_", text)
+        sizes = f"#define @@_N_IN {self.program.n_in}\n#define @@_N_OUT {self.program.n_out}"
+        parts = ["#ifndef @@_H\n#define @@_H", GUARDS, self._functions(), sizes, own]
+        text = "\n\n".join([*parts, "#endif /* @@_H */"]) + "\n"
         text = text.replace("@@", self.prefix.upper()).replace("@", self.prefix)
         return f"{self._comment()}\n{text}"
 
@@ -218,17 +164,17 @@ class CHeader:
         ]
         return "\n\n".join(parts)
 
-    def _functions_for(self, code: str) -> list[str]:
-        """Return what the code needs of step.h."""
-        text = files("fluxutils_py.exporting").joinpath("step.h").read_text("utf-8")
-        is_double = self.real == "double"
-        text = resolved(text, {"STEP_DOUBLE": is_double, "STEP_DECLARED": True})
-        text = re.sub(r"^#define (real|STEP_MATH)\b.*\n", "", text, flags=re.MULTILINE)
-        text = re.sub(r"STEP_MATH\((\w+)\)", r"\1" if is_double else r"\1f", text)
-        # the type, not the word in a comment
-        text = re.sub(r"\breal(?=\)| \*?\w)", self.real, text)
-        roots = Definition(frozenset(), code).uses()
-        return [d.text for d in needed(definitions(text), roots)]
+    def _functions(self) -> str:
+        """Return step.h for the type of the model, whose functions compilers leave out if nothing
+        calls them.
+        """
+        folder = files("fluxutils_py.exporting")
+        numbers = folder.joinpath("step_numbers.h").read_text("utf-8")
+        text = folder.joinpath("step.h").read_text("utf-8")
+        text = text.replace('#include "step_numbers.h"', numbers)
+        for word, written in (("real", self.real), ("STEP_", "@@_STEP_"), ("step_", "@_step_")):
+            text = text.replace(word, written)
+        return f"#define @@_STEP_DOUBLE\n{text}" if self.real == "double" else text
 
     # -- tables and states -------------------------------------------------------------------------
 
@@ -238,9 +184,11 @@ class CHeader:
         self._n_table_bytes += values.nbytes
         return f"@_{name}"
 
-    def _reals(self, name: str, values: np.ndarray) -> str:
-        """Define a table of numbers of the model's type."""
-        return self._table(name, np.asarray(values, self.program.dtype))
+    def _constants(self, name: str, values: np.ndarray) -> str:
+        """Define a table of floats of the model's type, or of integers."""
+        if values.dtype.kind == "f":
+            return self._table(name, values.astype(self.program.dtype))
+        return self._table(name, values.astype(np.int32) if values.itemsize > 1 else values)
 
     def _add_state(self, name: str, kind: str, initial: np.ndarray) -> str:
         """Add an array to the state; return it as step and reset write it."""
@@ -251,7 +199,7 @@ class CHeader:
         if np.isnan(initial).all():
             start = "NAN"
         elif initial.any():
-            start = f"{self._reals(f'initial_{name}', initial)}[i]"
+            start = f"{self._constants(f'initial_{name}', initial)}[i]"
         self._starts.append(f"for (i = 0; i < {initial.size}; i++) state->{name}[i] = {start};")
         return f"state->{name}"
 
@@ -266,13 +214,13 @@ class CHeader:
             variables.insert(0, "double out[@@_N_OUT];")
         if self.before:
             variables.insert(0, f"double in[{n}];")
-            lines = [f"step_widen(x, in, {n});"]
+            lines = [f"@_step_widen(x, in, {n});"]
             for k, transform in enumerate(self.before):
                 lines += self._transform(transform, f"input{k}", "in", n)
-            lines.append(f"step_narrow(in, {first}, {n});")
-            lines.append(f"status = step_check({first}, {n});")
+            lines.append(f"@_step_narrow(in, {first}, {n});")
+            lines.append(f"status = @_step_check({first}, {n});")
         else:
-            lines = [f"step_copy(x, {first}, {n});", f"status = step_check({first}, {n});"]
+            lines = [f"@_step_copy(x, {first}, {n});", f"status = @_step_check({first}, {n});"]
         return [*variables, *lines, "if (status < 0) {", f"    {MISSING}", "    return -1;", "}"]
 
     def _transform(self, transform: Transform, name: str, array: str, n: str) -> list[str]:
@@ -284,165 +232,60 @@ class CHeader:
             return [f"for (i = 0; i < {n}; i++) {array}[i] = {FUNCTIONS[kind]}({array}[i]);"]
         tables = [self._table(f"{name}_{k}", v) for k, v in enumerate(transform.values)]
         if kind != "forward_fill":
-            return [f"step_{kind}({', '.join([array, *tables])}, {n});"]
+            return [f"@_step_{kind}({', '.join([array, *tables])}, {n});"]
         last = self._add_state(f"last_{name}", "double", np.full(self.program.n_in, np.nan))
         return [
             # now, because the state is about to change
-            f"if (step_any_infinite({array}, {n})) {{",
+            f"if (@_step_any_infinite({array}, {n})) {{",
             f"    {MISSING}",
             "    return -1;",
             "}",
-            f"step_forward_fill({array}, {last}, {tables[0]}, {n});",
+            f"@_step_forward_fill({array}, {last}, {tables[0]}, {n});",
         ]
 
     def _model(self) -> list[str]:
         """Return the calls of all operations."""
         calls: list[str] = []
         for k, operation in enumerate(self.program.operations):
-            calls += self._calls(operation, k)
+            calls += operation.c(self._names(operation, k))
         return calls
 
-    def _calls(self, o: Operation, k: int) -> list[str]:
-        if isinstance(o, PastOperation):
-            return [self._past(o, k)]
-        if isinstance(o, OfTwo):
-            return self._of_two(o, k)
-        x = self._room.of_value(o.source)
-        y = self._room.of_value(k + 1)
-        match o:
-            case CellStep():
-                return self._cell(o, k)
-            case Dense():
-                return [self._dense(o, k, x, y)]
-            case Diagonal():
-                call = f"step_diagonal({self._reals(f'lambda{k}', o.eigenvalues)}, {x}, {y}"
-                return [f"{call}, {o.n_out // 2});"]
-            case Activation():
-                name = f"STEP_{ACTIVATIONS.get(o.function, o.function).upper()}"
-                call = f"step_activate({name}, {number(o.alpha, self.real)}, {x}, {y}"
-            case Gated():
-                call = f"step_gated({x}, {y}"
-            case LayerNormalization():
-                tables = f"{self._reals(f'w{k}', o.weight)}, {self._reals(f'b{k}', o.bias)}"
-                call = f"step_layer_norm({x}, {tables}, {y}, {number(o.eps, self.real)}"
-            case ScaleShift():
-                tables = f"{self._reals(f'w{k}', o.scale)}, {self._reals(f'b{k}', o.shift)}"
-                call = f"step_scale_shift({x}, {tables}, {y}"
-        return [f"{call}, {o.n_out});"]
-
-    def _dense(self, o: Dense, k: int, x: str, y: str) -> str:
-        """Return the call of a linear layer."""
-        if not o.is_wide or self.quantize:
-            return self._product(k, o.weight, x, y, o.bias)
-        tables = f"{self._reals(f'w{k}', o.weight.T)}, {self._reals(f'b{k}', o.bias)}"
-        return f"step_dots({x}, {tables}, {y}, {len(o.weight)}, {o.n_out});"
-
-    def _of_two(self, o: OfTwo, k: int) -> list[str]:
-        """Return the calls of an operation on two values."""
-        x = self._room.of_value(o.source)
-        other = self._room.of_value(o.other)
-        y = self._room.of_value(k + 1)
-        n = self.program.size_of(o.source)
-        match o:
-            case Sum():
-                return [f"step_add({x}, {other}, {y}, {n});"]
-            case Join():
-                second = f"step_copy({other}, {y} + {n}, {o.n_out - n});"
-                return [f"step_copy({x}, {y}, {n});", second]
-            case Fade():
-                limit = number(o.limit, self.real)
-                return [f"step_fade({x}, {other} + {o.first}, {limit}, {y}, {o.n_other}, {n});"]
-        raise AssertionError(o)
-
-    def _past(self, o: PastOperation, k: int) -> str:
-        """Return the call of an operation that remembers inputs."""
-        x = self._room.of_value(o.source)
-        y = self._room.of_value(k + 1)
-        n = self.program.size_of(o.source)
-        state = [self._state_names[s] for s in o.states]
-        n_past = self.program.states[o.states[0]].shape[0]
-        match o:
-            case LagValues():
-                lags = self._table(f"lags{k}", np.array(o.lags, np.int32))
-                arguments = ["lags", x, state[0], n, lags, len(o.lags), n_past, y, n]
-            case Means():
-                factors = self._reals(f"factors{k}", o.factors)
-                arguments = ["exponential_means", x, factors, *state, y, n, o.n_out]
-            case Rolling():
-                spans = self._table(f"spans{k}", np.array(o.spans, np.int32))
-                arguments = ["rolling_statistics", x, state[0], n, state[1]]
-                arguments += [spans, len(o.spans), n_past, y, n]
-            case Running():
-                arguments = ["running_statistics", x, *state, y, n]
-            case KernelHits():
-                plan = self._table(f"plan{k}", o.plan.astype(np.int32))
-                channels = self._table(f"channels{k}", o.channels)
-                biases = self._reals(f"biases{k}", o.biases)
-                taps = f"v + {self._room.of_sums(k)}"
-                arguments = ["causal_kernels", x, state[0], n, *state[1:], plan, len(o.plan)]
-                arguments += [n_past, channels, biases, taps, y, n, o.n_out // 2]
-        name, *others = arguments
-        return f"step_{name}({', '.join(map(str, others))});"
-
-    def _cell(self, o: CellStep, k: int) -> list[str]:
-        """Return the calls of the two products of a cell, and of the cell itself."""
-        H = o.n_out
-        x = self._room.of_value(o.source)
-        states = [f"state->state{s} + {o.place * H}" for s in o.states]
-        first = self._room.of_sums(k)
-        sums = f"v + {first}"
-        calls = [self._product(k, o.weight_x, x, sums, o.bias)]
-        if o.weight_h.size:
-            of_h = f"v + {first + o.rows * H - o.weight_h.shape[1]}"
-            calls.append(self._product(k, o.weight_h, states[0], of_h))
-        arguments = [sums, *states]
-        names = CELLS[o.number]
-        if names == ("hfgru",):
-            arguments.append(number(o.alpha, self.real))
-        name = names[-1] if o.alpha else names[0]
-        return [*calls, f"step_{name}({', '.join(arguments)}, {H});"]
-
-    def _product(
-        self, k: int, weight: np.ndarray, x: str, y: str, bias: np.ndarray | None = None
-    ) -> str:
-        """Return the call of operation k that adds the product of x with a matrix (n_in,
-        n_products) to y, or puts it there with a bias.
-        """
-        name = f"u{k}" if bias is None else f"w{k}"
-        suffix = ""
-        if self.quantize:
-            suffix = "_int8"
-            integers, scale = quantized(weight)
-            tables = [self._table(name, integers), self._reals(f"{name}_scale", scale)]
-        else:
-            tables = [self._reals(name, weight)]
-        sizes = [str(n) for n in weight.shape]
-        kind = "add_products"
-        if bias is not None:
-            kind = "dense"
-            tables.append(self._reals(f"b{k}", bias))
-            sizes.append(str(bias.size))
-        return f"step_{kind}{suffix}({', '.join([x, *tables, y, *sizes])});"
+    def _names(self, o: Operation, k: int) -> Names:
+        """Return what operation k finds in C."""
+        other = self._room.of_operation(k)
+        if len(o.sources) > 1:
+            other = self._room.of_value(o.sources[1])
+        return Names(
+            self._room.of_value(o.source),
+            self._room.of_value(k + 1),
+            other,
+            [_at(self._state_names[s], o.place * o.n_out) for s in o.states],
+            self.program.size_of(o.source),
+            self.program.states[o.states[0]].shape[0] if o.states else 0,
+            lambda name, values: self._constants(f"{name}{k}", values),
+            lambda value: number(value, self.real),
+            self.quantize,
+        )
 
     def _outputs(self) -> list[str]:
         """Return the statements that write the outputs."""
         n = "@@_N_OUT"
         found = self._room.of_value(len(self.program.operations))
         if self.description.classes is not None:
-            lines = [f"step_softmax({found}, y, {n});"]
+            lines = [f"@_step_softmax({found}, y, {n});"]
             if self.description.class_weight is not None:
-                table = self._reals("log_weight", np.log(self.description.class_weight))
+                table = self._constants("log_weight", np.log(self.description.class_weight))
                 lines = [
                     f"for (i = 0; i < {n}; i++) y[i] = ({found})[i] - {table}[i];",
-                    f"step_softmax(y, y, {n});",
+                    f"@_step_softmax(y, y, {n});",
                 ]
         elif self.after:
-            lines = [f"step_widen({found}, out, {n});"]
+            lines = [f"@_step_widen({found}, out, {n});"]
             for k, transform in enumerate(self.after):
                 lines += self._transform(transform, f"output{k}", "out", n)
             lines.append(f"for (i = 0; i < {n}; i++) y[i] = ({self.output})out[i];")
         else:
-            lines = [f"step_copy({found}, y, {n});"]
+            lines = [f"@_step_copy({found}, y, {n});"]
         return [*lines, "if (status > 0) {", f"    {MISSING}", "}", "return status;"]
 
     def _label(self) -> list[str]:
@@ -465,14 +308,15 @@ class CHeader:
         statements = [f"static const {element}labels[] = {{{', '.join(values)}}};"]
         weight = self.description.class_weight
         if weight is None:
-            statements.append(f"return labels[step_argmax(probabilities, {n})];")
+            statements.append(f"return labels[@_step_argmax(probabilities, {n})];")
         else:
+            table = self._constants("class_weight", weight)
             statements += [
                 f"@_output weighted[{n}];",
                 "int i;",
                 f"for (i = 0; i < {n}; i++)",
-                f"    weighted[i] = probabilities[i] * {self._reals('class_weight', weight)}[i];",
-                f"return labels[step_argmax(weighted, {n})];",
+                f"    weighted[i] = probabilities[i] * {table}[i];",
+                f"return labels[@_step_argmax(weighted, {n})];",
             ]
         signature = f"{kind}@_label(const @_output *probabilities)"
         return [function(self._label_is(), signature, statements)]
@@ -528,6 +372,10 @@ class CHeader:
         return self._room.size * np.dtype(self.program.dtype).itemsize + 8 * n_doubles
 
 
+def _at(array: str, place: int) -> str:
+    return f"{array} + {place}" if place else array
+
+
 class _Room:
     """Where the values of a program are: in a state, or in an array ``v`` for those that are
     needed at the same time.
@@ -537,17 +385,15 @@ class _Room:
         self.size = 0
         self._used: list[tuple[int, int, int]] = []  # start, end, and the operation that ends it
         self._values = [""] * (1 + len(program.operations))
-        self._sums: dict[int, int] = {}
+        self._own: dict[int, str] = {}  # of operations, beside their results
         last_uses = _last_uses(program)
         self._values[0] = f"v + {self._take(program.n_in, -1, last_uses[0])}"
         for k, o in enumerate(program.operations):
-            if isinstance(o, CellStep):
-                self._sums[k] = self._take(o.rows * o.n_out, k, k)
-            elif isinstance(o, KernelHits):
-                self._sums[k] = self._take(LANES * program.size_of(o.source), k, k)
-            if isinstance(o, CellStep | Diagonal):
-                place = o.place * o.n_out if isinstance(o, CellStep) else 0
-                self._values[k + 1] = f"state->state{o.states[0]} + {place}"
+            n_room = o.room(program.size_of(o.source))
+            if n_room:
+                self._own[k] = f"v + {self._take(n_room, k, k)}"
+            if o.result_is_state:
+                self._values[k + 1] = _at(f"state->state{o.states[0]}", o.place * o.n_out)
             else:
                 self._values[k + 1] = f"v + {self._take(o.n_out, k, last_uses[k + 1])}"
 
@@ -555,9 +401,9 @@ class _Room:
         """Return value i in C."""
         return self._values[i]
 
-    def of_sums(self, k: int) -> int:
-        """Return the place in ``v`` of the sums of cell k, or of the taps of kernels."""
-        return self._sums[k]
+    def of_operation(self, k: int) -> str:
+        """Return the room of operation k beside its result in C; an empty text if it has none."""
+        return self._own.get(k, "")
 
     def _take(self, n: int, first: int, last: int) -> int:
         """Return the first place for n numbers from operation ``first`` to ``last``."""
@@ -575,8 +421,7 @@ def _last_uses(program: StepProgram) -> list[int]:
     """Return the last operation that reads each value; the output is read after all."""
     found = list(range(-1, len(program.operations)))  # what nothing reads is still written
     for k, o in enumerate(program.operations):
-        found[o.source] = k
-        if isinstance(o, OfTwo):
-            found[o.other] = k
+        for source in o.sources:
+            found[source] = k
     found[-1] = len(program.operations)
     return found

@@ -1,10 +1,9 @@
-"""Text of C: the definitions of a header by name, tables of numbers, and names."""
+"""Text of C: names, tables of numbers, texts and functions."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence, Set
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -26,19 +25,6 @@ _TYPES = {
     "uint8": "unsigned char",
     "int32": "int",
 }
-_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
-_NAME = r"[A-Za-z_]\w*"
-
-
-class Definition(NamedTuple):
-    """A definition of a C file, with the comment above it, and the names that it defines."""
-
-    names: frozenset[str]
-    text: str
-
-    def uses(self) -> set[str]:
-        """Return all words of the code."""
-        return set(re.findall(_NAME, _COMMENT.sub("", self.text)))
 
 
 def check_prefix(prefix: object) -> str:
@@ -54,84 +40,6 @@ def check_prefix(prefix: object) -> str:
             f"{prefix.strip('_') + '_model'!r}"
         )
     return prefix
-
-
-def resolved(text: str, known: dict[str, bool]) -> str:
-    """Return a C file without the conditions ``#ifdef`` and ``#ifndef`` on known macros, of which
-    ``known`` says whether they are defined.
-    """
-    kept = []
-    # of each condition around a line: whether it holds; None if it is none of the known ones
-    around: list[bool | None] = []
-    for line in text.splitlines():
-        found = re.match(r"#\s*(if\w*|else|endif)\b\s*(\w*)", line)
-        word, name = found.groups() if found else ("", "")
-        if word in ("ifdef", "ifndef") and name in known:
-            around.append(known[name] == (word == "ifdef"))
-        elif word.startswith("if"):
-            around.append(None)
-        elif word == "else" and around[-1] is not None:
-            around[-1] = not around[-1]
-        is_of_known = bool(word) and around[-1] is not None
-        if False not in around and not is_of_known:
-            kept.append(line)
-        if word == "endif":
-            around.pop()
-    return "\n".join(kept)
-
-
-def definitions(text: str) -> Iterator[Definition]:
-    """Yield the definitions of a C file in their order, without its includes.
-
-    A definition ends with a line at whose end no brace or parenthesis, no condition of the
-    preprocessor, and no comment is open.
-    """
-    lines: list[str] = []
-    for line in text.splitlines():
-        if not lines and not line.strip():
-            continue
-        lines.append(line)
-        whole = "\n".join(lines)
-        code = _COMMENT.sub("", whole).rstrip()
-        if _is_complete(code):
-            if not re.match(r"\s*#\s*include\b", code):
-                yield Definition(_defined_names(code), whole)
-            lines = []
-        elif not code and not line.strip():
-            lines = []  # a comment that stands alone: about the file, or a part of it
-
-
-def _is_complete(code: str) -> bool:
-    """Whether the code, without comments, is one definition or more."""
-    if "/*" in code or code.count("(") != code.count(")") or code.count("{") != code.count("}"):
-        return False
-    if len(re.findall(r"^#\s*if", code, re.M)) != len(re.findall(r"^#\s*endif", code, re.M)):
-        return False
-    last_line = code.rpartition("\n")[2]
-    return code.endswith((";", "}")) or (last_line.startswith("#") and not code.endswith("\\"))
-
-
-def _defined_names(code: str) -> frozenset[str]:
-    names = set(re.findall(rf"^#\s*define\s+({_NAME})", code, re.M))
-    if code.lstrip().startswith("#"):
-        return frozenset(names)
-    if enumeration := re.match(r"\s*enum\s*\{(.*)\}", code, re.DOTALL):
-        return frozenset(re.findall(_NAME, enumeration[1]))
-    if code.lstrip().startswith("typedef"):
-        return frozenset(re.findall(rf"({_NAME})\s*;$", code))
-    return frozenset(re.findall(rf"({_NAME})\s*[\[(]", code)[:1])
-
-
-def needed(found: Iterable[Definition], roots: Set[str]) -> list[Definition]:
-    """Return those of the definitions that some names need, directly or by others, in order."""
-    wanted = set(roots)
-    kept = []
-    # from the last on, since in C a definition uses only what stands above it
-    for definition in reversed(list(found)):
-        if definition.names & wanted:
-            kept.append(definition)
-            wanted |= definition.uses()
-    return kept[::-1]
 
 
 def table(name: str, values: np.ndarray) -> str:

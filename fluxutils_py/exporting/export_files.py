@@ -83,6 +83,7 @@ def write_graph(
         _replace_by_texts(model.graph, name, choices)
         output = next(o for o in entries["outputs"] if o["name"] == name)
         output["dtype"] = "string"
+    _drop_unused(model.graph)
     for key, value in entries.items():
         entry = model.metadata_props.add()
         entry.key = key
@@ -283,6 +284,25 @@ def _replace_by_texts(graph: Any, name: str, texts: Sequence[str]) -> None:
     graph.node.append(onnx.helper.make_node("Gather", [f"{name}.texts", f"{name}.place"], [name]))
     declared = next(o for o in graph.output if o.name == name)
     declared.type.tensor_type.elem_type = onnx.TensorProto.STRING
+
+
+def _drop_unused(graph: Any) -> None:
+    """Remove constants that no operator reads, of which onnxruntime would warn."""
+    used = _names_used(graph)
+    kept = [tensor for tensor in graph.initializer if tensor.name in used]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+
+
+def _names_used(graph: Any) -> set[str]:
+    """Return all that the operators of a graph read, and those of scans in it."""
+    names = {output.name for output in graph.output}
+    for node in graph.node:
+        names.update(node.input)
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                names |= _names_used(attribute.g)
+    return names
 
 
 def read_metadata(path: Path) -> dict[str, Any]:

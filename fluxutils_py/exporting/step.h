@@ -20,6 +20,7 @@
 #include <math.h>
 #endif
 #include <stdint.h>
+#include "step_numbers.h"
 
 #ifndef STEP_RESTRICT
 #if defined(__cplusplus) && defined(__GNUC__)
@@ -32,22 +33,24 @@
 #endif
 
 #ifdef STEP_DOUBLE
-#define real double
 typedef uint64_t step_integer;
 #define STEP_MATH(name) name
 #define STEP_SHIFTER 6755399441055744.0 /* 1.5 * 2**52: what is added to it is rounded to an integer */
 #define STEP_MANTISSA 52
 #define STEP_ONE UINT64_C(0x3ff0000000000000) /* the bits of 1 */
 #define STEP_LIMIT 1000
+#define STEP_EXP2 STEP_EXP2_DOUBLE
 #else
-#define real float
 typedef uint32_t step_integer;
 #define STEP_MATH(name) name##f
 #define STEP_SHIFTER 12582912.0f /* 1.5 * 2**23 */
 #define STEP_MANTISSA 23
 #define STEP_ONE UINT32_C(0x3f800000)
 #define STEP_LIMIT 125
+#define STEP_EXP2 STEP_EXP2_FLOAT
 #endif
+#define STEP_FIRST(coefficient) q = coefficient;
+#define STEP_NEXT(coefficient) q = q * r + coefficient;
 #define STEP_LOG2E ((real)1.4426950408889634)
 
 /* -- activations ----------------------------------------------------------------------------------------------------- */
@@ -56,7 +59,7 @@ typedef struct {
     real scale, part;
 } step_power; /* scale * (1 + part) */
 
-/* 2**t, of t within the limit, to rounding; NaN stays NaN. The coefficients are those of exp2.h. */
+/* 2**t, of t within the limit, to rounding; NaN stays NaN. */
 static inline step_power step_power2(real t) {
     union {
         real value;
@@ -68,26 +71,7 @@ static inline step_power step_power2(real t) {
     t = t < -STEP_LIMIT ? (real)-STEP_LIMIT : t;
     shifted.value = t + STEP_SHIFTER;
     r = t - (shifted.value - STEP_SHIFTER);
-#ifdef STEP_DOUBLE
-    q = 4.4455372281554426e-10;
-    q = q * r + 7.0725617019303202e-09;
-    q = q * r + 1.0178121299165704e-07;
-    q = q * r + 1.3215442724231127e-06;
-    q = q * r + 1.5252733701214656e-05;
-    q = q * r + 0.0001540353044148068;
-    q = q * r + 0.0013333558146531633;
-    q = q * r + 0.0096181291076070652;
-    q = q * r + 0.055504108664821236;
-    q = q * r + 0.24022650695910097;
-    q = q * r + 0.69314718055994529;
-#else
-    q = 0.000154035122f;
-    q = q * r + 0.00133907353f;
-    q = q * r + 0.00961823761f;
-    q = q * r + 0.0555035733f;
-    q = q * r + 0.240226492f;
-    q = q * r + 0.693147182f;
-#endif
+    STEP_EXP2(STEP_FIRST, STEP_NEXT)
     scale.bits = (shifted.bits << STEP_MANTISSA) + STEP_ONE;
     power.scale = scale.value;
     power.part = q * r;
@@ -111,7 +95,7 @@ static inline real step_tanh(real a) {
 
 /* The activations of FluxUtils.jl: psigmoid and ptanh, made of parabolas. */
 static inline real step_parabolic_sigmoid(real a) {
-    real u = a * (real)(1 / 4.1), size;
+    real u = a * (real)(1 / STEP_REACH), size;
     u = u > 1 ? 1 : u;
     u = u < -1 ? -1 : u;
     size = u < 0 ? -u : u;
@@ -119,9 +103,9 @@ static inline real step_parabolic_sigmoid(real a) {
 }
 
 static inline real step_parabolic_tanh(real a) {
-    real to_knee = (real)1.92033 - (a < 0 ? -a : a), size;
+    real to_knee = (real)STEP_KNEE - (a < 0 ? -a : a), size;
     to_knee = to_knee < 0 ? 0 : to_knee;
-    size = (real)0.96016 - (real)0.26037 * (to_knee * to_knee);
+    size = (real)STEP_PLATEAU - (real)STEP_BEND * (to_knee * to_knee);
     return a > 0 ? size : -size;
 }
 

@@ -526,8 +526,10 @@ class Passes(NamedTuple):
             # bounds the joint norm of all networks' gradients
             clip=math.sqrt(settings.n_models),
             # one more step than there are: the scheduler raises an error after its last one
-            scheduler=partial(OneCycleLR, max_lr=float(settings.lr), total_steps=n_updates + 1),
-            schedule_every="step",
+            lr_schedule=(
+                "step",
+                partial(OneCycleLR, max_lr=float(settings.lr), total_steps=n_updates + 1),
+            ),
         )
 
 

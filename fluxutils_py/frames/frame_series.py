@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from fluxutils_py.data import h5mmap
-from fluxutils_py.data.hdf5.feature_names import write_names
+from fluxutils_py.data.hdf5.attributes import write_names
 from fluxutils_py.data.hdf5.writing import allocate, new_file, take_room
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.frames.frame_rows import FrameRows, Roles, scan_series

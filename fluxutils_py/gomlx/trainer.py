@@ -23,8 +23,6 @@ from fluxutils_py.gomlx.weighted_loss import WeightedLoss
 from fluxutils_py.nn.losses import require_equal_shapes
 from fluxutils_py.nn.precision import as_float32
 from fluxutils_py.nn.states import evaluating, reset, restore, snapshot
-from fluxutils_py.parallel import Threads
-from fluxutils_py.parallel.threads import n_threads
 from fluxutils_py.training.added_losses import collected_losses, get_losses
 from fluxutils_py.training.dataset import as_dataset
 from fluxutils_py.training.function_step import FunctionStep
@@ -45,7 +43,7 @@ from fluxutils_py.training.running_metrics import (
     weighted_mean,
 )
 from fluxutils_py.training.step_info import BatchLoss, StepInfo
-from fluxutils_py.training.threaded_loss import ThreadedLoss, detached, shares
+from fluxutils_py.training.tensors import detached
 from fluxutils_py.tree import is_sequence, tree_map
 from fluxutils_py.validation import check_integer
 
@@ -93,11 +91,8 @@ class Trainer:
     comm, batches, clip, accumulate, clip_nan, precision
         See :class:`GradientStep`. With several ranks, a :class:`MeanMetric` covers all of them;
         others cover this rank only.
-    n_jobs : int or None
-        Number of threads, which divide each batch as ranks do, to the same result; see
-        :class:`Estimator`.
     axis : int
-        Axis along which ranks and threads divide a batch: 0 for batch first, 1 for time-major ``(S,
+        Axis along which ranks divide a batch: 0 for batch first, 1 for time-major ``(S,
         B, F)``. Ignored for windows.
     scheduler : callable, optional
         ``scheduler(optimizer)`` returns a learning-rate scheduler, which steps after each update.
@@ -178,7 +173,6 @@ class Trainer:
         accumulate: int = 1,
         clip_nan: bool = False,
         precision: str = "float32",
-        n_jobs: int | None = None,
         scheduler: Callable[[Any], Any] | None = None,
         stateful: bool = False,
         max_kinds: int = 20,
@@ -204,20 +198,10 @@ class Trainer:
         self._arity: dict[tuple[Any, Mode], tuple[int, int]] = {}
         self._updates: dict[str, Callable[[nn.Module], Any]] = {}
         self._batches = batches
-        self._threads = Threads(n_threads(n_jobs))
-        if self._threads.n > 1 and compile:
-            raise ValueError(
-                "a compiled model cannot run in several threads: leave out n_jobs, or compile"
-            )
         shard = partial(Minibatch.shard, axis=axis)
         reduction = "sum" if getattr(loss_fn, "reduction", None) == "sum" else "mean"
-        compute: Any = self._compute_loss
-        if self._threads.n > 1:
-            compute = ThreadedLoss(
-                self._compute_loss, model, self._threads, shares(shard), reduction
-            )
         self._step = FunctionStep(
-            compute,
+            self._compute_loss,
             self.optimizer,
             model,
             comm=comm,
@@ -287,31 +271,23 @@ class Trainer:
         if not self.model.training:
             self.model.train()
         before = self._step.n_updates  # with accumulate, most steps update nothing
-        self._predictions: dict[int, Predictions] = {}  # by thread
-        with self._threads:
-            info = self._step(None if batch is None else self.ranks.guard(as_minibatch, batch))
+        self._predictions: Predictions | None = None
+        info = self._step(None if batch is None else self.ranks.guard(as_minibatch, batch))
         if info is None or info.batch_loss is None:
             return info
         # a metric of the user may fail on one rank: guard tells the others
         self.ranks.guard(self._finish_step, info, self._step.n_updates > before)
         return replace(info, metrics=compute_all(self.train_metrics))
 
-    def _compute_loss(
-        self, batch: Minibatch, model: nn.Module | None = None, thread: int = 0
-    ) -> BatchLoss:
-        """Return the loss of a batch, or of the part of it that a thread computes with a replica of
-        the model.
-        """
+    def _compute_loss(self, batch: Minibatch) -> BatchLoss:
+        """Return the loss of this rank's part of a batch."""
         batch = self._check_batch(batch, Mode.TRAIN)
-        if model is None or model is self.model:
-            executor = self._executor(batch.kind, Mode.TRAIN)
-        else:  # a replica is never compiled
-            executor = partial(self._call_model, model, batch.kind)
+        executor = self._executor(batch.kind, Mode.TRAIN)
         with collected_losses():
             prediction = tree_map(as_float32, executor(batch.inputs))
             loss = self._total_loss(prediction, batch)
         prediction = detached(prediction)
-        self._predictions[thread] = self._train_metrics.predictions_of(prediction, batch)
+        self._predictions = self._train_metrics.predictions_of(prediction, batch)
         numbers = self._train_metrics.measure(prediction, batch, loss.of_loss_fn)
         n = n_elements(prediction, batch.weight)
         return BatchLoss(loss.total, n, numbers=numbers.pack())
@@ -320,7 +296,7 @@ class Trainer:
         """Call the model as a training step does, but uncompiled, so that hooks see each module."""
         moved = self._on_model_device(batch)
         with collected_losses():
-            self._call_model(self.model, moved.kind, moved.inputs)
+            self._call_model(moved.kind, moved.inputs)
 
     def _finish_step(self, info: StepInfo, updated: bool) -> None:
         if updated:
@@ -331,9 +307,7 @@ class Trainer:
                 self.scheduler.step()
         numbers = BatchNumbers.unpack(self._step.numbers, self.loss_fn is not None)
         self._train_metrics.add_numbers(info.batch_loss, numbers, info.n_live)
-        # in the order of threads, which is that of the observations in the batch
-        parts = [self._predictions[i] for i in sorted(self._predictions)]
-        self._train_metrics.add_predictions(parts, self.axis)
+        self._train_metrics.add_predictions(self._predictions)
 
     def reset_train_metrics(self) -> None:
         """Reset the training metrics."""
@@ -342,7 +316,6 @@ class Trainer:
 
     def on_start(self, loop: Loop) -> None:
         """Begin a run; reset the metrics unless the run continues an interrupted one."""
-        self._threads.__enter__()  # for the whole run: starting threads costs time
         if loop.step == loop.start_step:
             self.reset_train_metrics()
         n_updates = None
@@ -350,10 +323,6 @@ class Trainer:
             # the last update may have fewer batches: round up
             n_updates = -(-(loop.end_step - loop.step) // self._step.accumulate)
         begin_schedule(self.scheduler, n_updates)
-
-    def on_close(self, loop: Loop) -> None:
-        """End a run, even after an error: stop the threads."""
-        self._threads.__exit__()
 
     def on_epoch(self, loop: Loop) -> None:
         """Finish a pass over the data."""
@@ -427,12 +396,13 @@ class Trainer:
 
     def _make_executor(self, kind: object) -> Executor:
         def run(inputs: tuple[Any, ...]) -> Any:  # torch.compile takes no functools.partial
-            return self._call_model(self.model, kind, inputs)
+            return self._call_model(kind, inputs)
 
         return run if self._compile is None else self._compile(run)
 
-    def _call_model(self, model: nn.Module, kind: object, inputs: tuple[Any, ...]) -> Any:
-        prediction = model(kind, *inputs) if self.takes_kind else model(*inputs)
+    def _call_model(self, kind: object, inputs: tuple[Any, ...]) -> Any:
+        arguments = (kind, *inputs) if self.takes_kind else inputs
+        prediction = self.model(*arguments)
         if is_sequence(prediction) and len(prediction) == 1:  # as a single label
             return prediction[0]
         return prediction

@@ -22,7 +22,6 @@ from fluxutils_py.training.running_metrics import (
     n_elements,
     require_different_names,
 )
-from fluxutils_py.training.threaded_loss import join_parts
 
 LossFn = Callable[..., Tensor]
 
@@ -65,7 +64,7 @@ class BatchNumbers(NamedTuple):
 
 
 class Predictions(NamedTuple):
-    """Predictions of one thread, with the targets and the weights of their elements."""
+    """Predictions of one batch, with the targets and the weights of their elements."""
 
     prediction: Any
     target: Any
@@ -161,18 +160,12 @@ class TrainMetrics:
             if mean.share:  # else no rank had data for the metric
                 metric.add(mean.scaled / mean.share, mean.share * n_live)
 
-    def add_predictions(
-        self,
-        parts: Sequence[Predictions],
-        axis: int,
-    ) -> None:
-        """Add the predictions of this rank's threads, joined along an axis of the batch."""
-        if not parts or not self.others:  # joining copies the predictions
+    def add_predictions(self, predictions: Predictions | None) -> None:
+        """Add the predictions of this rank's part of a batch; None if it had none."""
+        if predictions is None:
             return
-        columns = zip(*parts, strict=True)
-        joined = Predictions(*(join_parts(column, axis) for column in columns))
         for metric in self.others:
-            update_metric(metric, joined.prediction, joined.target, joined.weight)
+            update_metric(metric, *predictions)
 
 
 class EvalMetrics:

@@ -24,9 +24,7 @@ from sklearn.utils import check_array
 from sklearn.utils.validation import validate_data
 
 from fluxutils_py.data import SamplesView, SampleWeight, SeriesArray, TimestepsView
-from fluxutils_py.data.arrays import reject_masked, to_numpy
-from fluxutils_py.data.hdf5.datasets import check_dataset
-from fluxutils_py.data.hdf5.feature_names import get_feature_names
+from fluxutils_py.data.arrays import get_feature_names, reject_masked, to_numpy
 from fluxutils_py.data.ragged import (
     TIME_FIRST,
     RaggedArray,
@@ -35,7 +33,7 @@ from fluxutils_py.data.ragged import (
     require_list_of_series,
 )
 from fluxutils_py.data.segments import Segments, SeriesShards
-from fluxutils_py.data.series import find_bounds
+from fluxutils_py.data.series import check_source, find_bounds
 from fluxutils_py.data.views import SequenceView
 from fluxutils_py.errors import DataError, ShapeError, SingleStepWarning, warn
 
@@ -274,7 +272,7 @@ def require_array(value: object, name: str, forms: str) -> Any:
     in a list; scikit-learn and NumPy check the rest.
     """
     # a dict or a group of HDF5: which of its arrays is meant is not known
-    is_mapping = isinstance(check_dataset(value, name), Mapping) and not hasattr(value, "shape")
+    is_mapping = isinstance(check_source(value, name), Mapping) and not hasattr(value, "shape")
     if value is None or is_mapping or isinstance(value, str | bytes | numbers.Number):
         got = type(value).__name__ if isinstance(value, Mapping) else repr(value)
         raise DataError(f"{name} must be an array {forms}; got {got}")
@@ -674,7 +672,7 @@ def read_weight(w: object, inputs: Inputs, *, beside_lengths: bool = False) -> S
     # numbers in a list are one weight per series
     if inputs.is_list and isinstance(w, list) and any(np.ndim(a) for a in w):
         return _read_weights_of_list(w, inputs)
-    reject_masked(check_dataset(w, "sample_weight"), "sample_weight", fill="0")
+    reject_masked(check_source(w, "sample_weight"), "sample_weight", fill="0")
     weights = _as_weights(to_numpy(w), inputs)
     if inputs.form == "timesteps":
         weights = _weights_of_rows_of_steps(weights, inputs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,10 @@ from sklearn.utils.multiclass import check_classification_targets
 from torch import Tensor, nn
 
 from fluxutils_py.data import SampleWeight
-from fluxutils_py.data.arrays import DuckArray, plain_block, read_block, to_numpy
+from fluxutils_py.data.arrays import plain_block, to_numpy
 from fluxutils_py.data.blocks import block_slices
 from fluxutils_py.data.indexing import Index, as_key
-from fluxutils_py.data.lazy import DerivedArray
+from fluxutils_py.data.lazy import LazyArray
 from fluxutils_py.data.ragged import RaggedArray
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.weights import LossBlock
@@ -102,25 +103,7 @@ def encode_labels(labels: Any, encode: Transform) -> Any:
     labels = to_numpy(labels)
     if type(labels) is np.ndarray:  # a memory map, a subclass, is read later
         return encode(labels)
-    return EncodedLabels(labels, encode)
-
-
-class EncodedLabels(DerivedArray):
-    """Labels that become integers when they are read."""
-
-    dtype = np.dtype(np.int64)
-
-    def __init__(
-        self,
-        source: Any,
-        encode: Transform,
-    ) -> None:
-        self.source = source
-        self.encode = encode
-        self.shape = tuple(source.shape)
-
-    def read(self, *index: Index) -> np.ndarray:
-        return self.encode(read_block(self.source, *index))
+    return LazyArray(labels, functions=(encode,), dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -335,9 +318,9 @@ def count_classes(blocks: Iterable[LossBlock], n_classes: int) -> np.ndarray:
     return counts
 
 
-class ClassWeightArray(DuckArray):
-    """Weights of steps times weights of their classes, as an array (1, N, T) that is computed when
-    it is read.
+def class_weight_array(of_class: np.ndarray, codes: Any, weight: SampleWeight | None) -> LazyArray:
+    """Return weights of steps times weights of their classes, as an array (1, N, T) that is
+    computed when it is read.
 
     Parameters
     ----------
@@ -345,19 +328,16 @@ class ClassWeightArray(DuckArray):
     codes : array of int, shape (1, N, T)
     weight : SampleWeight, optional
     """
+    return LazyArray(codes, at=partial(_weights_of_codes, of_class, weight), dtype=float)
 
-    dtype = np.dtype(float)
 
-    def __init__(self, of_class: np.ndarray, codes: Any, weight: SampleWeight | None) -> None:
-        self.of_class = of_class
-        self.codes = codes
-        self.weight = weight
-        self.shape = tuple(codes.shape)
-
-    def read(self, *index: Index) -> np.ndarray:
-        block = read_block(self.codes, *index)
-        # a step without a label has no loss: its weight does not matter, but must be a number
-        of_class = np.where(block >= 0, self.of_class[np.maximum(block, 0)], 1.0)
-        if self.weight is None:
-            return of_class
-        return of_class * self.weight.block(*map(as_key, index[1:]))
+def _weights_of_codes(
+    of_class: np.ndarray,
+    weight: SampleWeight | None,
+    codes: np.ndarray,
+    series: Index,
+    steps: Index,
+) -> np.ndarray:
+    # a step without a label has no loss: its weight does not matter, but must be a number
+    weights = np.where(codes >= 0, of_class[np.maximum(codes, 0)], 1.0)
+    return weights if weight is None else weights * weight.block(as_key(series), as_key(steps))

@@ -18,7 +18,7 @@ from fluxutils_py.errors import DataError, RankError
 from fluxutils_py.inputs.inputs import Inputs, InputSchema, read_inputs, read_weight
 from fluxutils_py.inputs.labels import check_classes, unique_labels
 from fluxutils_py.inputs.moments import Moments
-from fluxutils_py.inputs.targets import LastStepTargets, Targets, TargetSchema, read_targets
+from fluxutils_py.inputs.targets import Targets, TargetSchema, last_step_targets, read_targets
 from fluxutils_py.nn.precision import undisturbed
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.parallel.communicator import describe_by_rank
@@ -286,7 +286,7 @@ class _TargetForm(_Form):
         arrays: list[Any]
         if self.per_series:
             ((n, dtype),) = self.arrays  # a matrix or a vector, so that there is just one
-            arrays = [LastStepTargets(np.zeros((1, n), dtype), n_steps, np.zeros(1, int))]
+            arrays = [last_step_targets(np.zeros((1, n), dtype), n_steps, np.zeros(1, int))]
         else:
             arrays = [np.zeros((n, 1, n_steps), dtype) for n, dtype in self.arrays]
         return Targets(tuple(SeriesArray(a, name) for a in arrays), self.per_series, self.ndim)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from sklearn.utils import assert_all_finite, check_array, check_consistent_length, column_or_1d
 
 from fluxutils_py.data import SamplesView, SeriesArray, TimestepsView
-from fluxutils_py.data.arrays import DuckArray, as_three_axes, reject_masked
-from fluxutils_py.data.hdf5.datasets import check_dataset
+from fluxutils_py.data.arrays import as_three_axes, reject_masked
 from fluxutils_py.data.indexing import Index
+from fluxutils_py.data.lazy import LazyArray
 from fluxutils_py.data.ragged import RaggedArray, as_ragged, require_list_of_series
+from fluxutils_py.data.series import check_source
 from fluxutils_py.data.views import SequenceView
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.inputs.inputs import (
@@ -166,7 +168,7 @@ def _read_plain_targets(y: object, inputs: Inputs, schema: TargetSchema) -> Targ
     array = array.reshape(n_rows, -1)
     if schema.encode is not None:
         array = schema.encode(array)
-    native: np.ndarray | LastStepTargets
+    native: np.ndarray | LazyArray
     per_series = False
     if inputs.form == "timesteps":
         native = _native_from_timesteps(array, inputs, name)
@@ -177,7 +179,7 @@ def _read_plain_targets(y: object, inputs: Inputs, schema: TargetSchema) -> Targ
         if array.dtype.kind in "iub" and schema.kind == "numbers":
             array = array.astype(float)  # NaN marks the steps without a target
         rows = inputs.whole()
-        native = LastStepTargets(array, inputs.T, rows.start + rows.length - 1)
+        native = last_step_targets(array, inputs.T, rows.start + rows.length - 1)
     return Targets((SeriesArray(native, name),), per_series, ndim)
 
 
@@ -270,8 +272,8 @@ def _ambiguous_targets(shape: tuple[int, int], n_steps: int, name: str) -> Shape
     )
 
 
-class LastStepTargets(DuckArray):
-    """A (G, N, T) array with one target per series, at its last step.
+def last_step_targets(values: np.ndarray, n_steps: int, last: np.ndarray) -> LazyArray:
+    """Return a (G, N, T) array with one target per series, at its last step.
 
     All other steps hold NaN or, for integers, ``MISSING_LABEL``.
 
@@ -282,22 +284,14 @@ class LastStepTargets(DuckArray):
     last : ndarray of int, shape (N,)
         Index of the last step of each series.
     """
+    repeated = np.broadcast_to(values.T[:, :, None], (*values.T.shape, n_steps))
+    return LazyArray(repeated, at=partial(_missing_before, last))
 
-    nonblocking = True
 
-    def __init__(self, values: np.ndarray, n_steps: int, last: np.ndarray) -> None:
-        self.values = values
-        self.last = last
-        self.dtype = values.dtype
-        self.shape = (values.shape[1], values.shape[0], n_steps)
-
-    def read(self, *index: Index) -> np.ndarray:
-        g, n, t = map(np.asarray, index)
-        missing = MISSING_LABEL if self.dtype.kind in "iu" else np.nan
-        out = np.full((len(g), len(n), len(t)), missing, self.dtype)
-        row, column = np.nonzero(self.last[n][:, None] == t)
-        out[:, row, column] = self.values[n[row]].T[g]
-        return out
+def _missing_before(last: np.ndarray, block: np.ndarray, series: Index, steps: Index) -> np.ndarray:
+    missing = MISSING_LABEL if block.dtype.kind in "iu" else np.nan
+    is_last = last[np.asarray(series, np.intp)][:, None] == np.asarray(steps, np.intp)
+    return np.where(is_last, block, block.dtype.type(missing))
 
 
 # -- labels --------------------------------------------------------------------------------------
@@ -307,7 +301,7 @@ def read_labels(y: object, inputs: Inputs) -> Any:
     """Return unencoded labels, (1, N, T) or, for one per series, (1, N, 1)."""
     if isinstance(y, SequenceView):
         return y.native
-    check_dataset(y, "y")
+    check_source(y, "y")
     if is_native(y):
         return as_three_axes(as_ragged(y, "y"), "y")
     array = _labels_of_rows(y, inputs, "y")

@@ -19,7 +19,7 @@ import torch
 
 from fluxutils_py.errors import warn
 
-VERSION = 4  # of the interface that csrc/kernels.h declares
+VERSION = 6  # of the interface that csrc/kernels.h declares
 PATH = Path(__file__).with_name("_kernels.so")
 SWITCH = "FLUXUTILS_KERNELS"
 ISAS = {"avx2": 1, "avx512": 2, "neon": 3}
@@ -81,12 +81,7 @@ class Library:
         self.step = lib.fluxutils_step
         # keeps Python's lock, which takes longer to let go of than a short call
         self.short_step = ctypes.PyDLL(str(path)).fluxutils_step
-        # a library that was built before has none
-        self.learn = getattr(lib, "fluxutils_learn", None)
-        self.short_learn = getattr(ctypes.PyDLL(str(path)), "fluxutils_learn", None)
-        for function in (self.step, self.short_step, self.learn, self.short_learn):
-            if function is None:
-                continue
+        for function in (self.step, self.short_step):
             function.argtypes = [ctypes.c_void_p]
             function.restype = ctypes.c_int32
         lib.fluxutils_kept_per_output.argtypes = [ctypes.c_int32]

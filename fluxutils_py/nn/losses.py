@@ -121,16 +121,6 @@ class SeqLoss:
         return criterion is F.mse_loss
 
     @property
-    def is_plain_cross_entropy(self) -> bool:
-        """Whether the loss is the mean of the cross-entropies of all targets that count."""
-        criterion = self.criterion
-        if type(criterion) is nn.CrossEntropyLoss:
-            has_weights = criterion.weight is not None or criterion.label_smoothing != 0
-            is_mean = criterion.reduction == "mean" and self.ignore_index < 0
-            return is_mean and not has_weights and not is_intercepted(criterion)
-        return criterion is F.cross_entropy
-
-    @property
     def elementwise(self) -> bool:
         """Whether the criterion gives one value per output, so that single outputs of a step can be
         masked.
@@ -151,8 +141,6 @@ class SeqLoss:
         xs: Tensors,
         ys: Tensors,
         ws: Tensor | None = None,
-        *,
-        factors: list[float] | None = None,
     ) -> Tensor:
         """Return the loss of ``model`` over one window as a scalar, and move the model's state on
         by the window.
@@ -160,11 +148,11 @@ class SeqLoss:
         ``xs`` has shape ``(S, B, F)``, ``ys`` ``(S, B, G)``; several inputs or outputs are tuples.
         Weights ``ws`` have shape ``(S, B, 1)`` and are 0 for steps that do not count. Where single
         outputs do not count, they have shape ``(S, B, G)``, with the columns of all targets side by
-        side. ``factors`` multiply the losses of the outputs.
+        side.
         """
         members = getattr(model, "members", None)
         if members is not None and model.training:  # each learns by itself
-            each = [self(member, xs, ys, ws, factors=factors) for member in members]
+            each = [self(member, xs, ys, ws) for member in members]
             return torch.stack(each).mean()
         outs = run_window(model, xs)
         # the loss is computed in float32, also of a model in low precision
@@ -176,8 +164,6 @@ class SeqLoss:
         losses = list(map(self._output_loss, outs, targets, weights))
         if len(losses) > 1 and weights[0] is not ws:
             losses = self._with_common_divisor(losses, targets, weights)
-        if factors is not None:
-            losses = [loss * factor for loss, factor in zip(losses, factors, strict=True)]
         return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
     def _with_common_divisor(
@@ -244,29 +230,6 @@ class SeqLoss:
             losses += float(each.mean())
             n_steps += float(weight.mean())
         return losses * len(sums) / n_steps
-
-    def misfit(self, out: Tensor) -> str | None:
-        """Return what is wrong with the last layer of a model, as its outputs (S, B, G) tell, which
-        have a gradient; None if it fits the loss.
-        """
-        core = _innermost_function(self.criterion)
-        if _takes_log_odds(core):
-            if out.grad_fn is None or not out.grad_fn.name().startswith("Sigmoid"):
-                return None
-            return "takes log-odds, and the model ends in a sigmoid: leave that out"
-        if not self.classes or out.dim() < 3 or out.shape[-1] < 2:
-            return None
-        values = out.detach().double()
-        if isinstance(core, nn.NLLLoss) or core is F.nll_loss:
-            if _sum_to_one(values.exp()):
-                return None
-            return (
-                "takes log-probabilities, and those of the model do not belong to probabilities "
-                "that sum to 1: end it with nn.LogSoftmax(-1), or use nn.CrossEntropyLoss()"
-            )
-        if not _sum_to_one(values):
-            return None
-        return "takes scores, and the model gives probabilities: leave out its softmax"
 
     # -- one output ------------------------------------------------------------------------------
 
@@ -405,12 +368,6 @@ def _remedy_for_axes(out: Tensor, y: Tensor) -> str:
 def _range(values: Tensor) -> str:
     lowest, highest = values.detach().aminmax()
     return f"{float(lowest):.3g} to {float(highest):.3g}"
-
-
-def _sum_to_one(values: Tensor) -> bool:
-    """Whether these are probabilities, over the last axis, to rounding."""
-    totals = values.sum(-1)
-    return bool((values >= 0).all()) and torch.allclose(totals, torch.ones_like(totals), atol=1e-3)
 
 
 def _value_sums(y: Tensor, ws: Tensor | None) -> Tensor:

@@ -27,7 +27,6 @@ OUTPUT_ALONE = (
     "y = self.gru(x), where torch has y = self.gru(x)[0] or y, h = self.gru(x)"
 )
 
-OF_LAYERS = ("torch.", "fluxutils_py.")  # modules whose classes scale no values by themselves
 TRIAL_STEPS = 3  # a first one, one that follows it, and one after that
 
 # "steps", "windows" or "either" of the models that were tried out
@@ -102,7 +101,7 @@ def context_steps(model: nn.Module, steps: Tensors) -> Iterator[None]:
     def cut(_: nn.Module, __: Tensors, out: Outputs) -> Outputs:
         if isinstance(out, Tensor):
             return out[k:]
-        return tuple(_cut(out, slice(k, None)))
+        return tuple(o[k:] for o in out)
 
     hooks = [model.register_forward_pre_hook(prepend), model.register_forward_hook(cut)]
     try:
@@ -158,22 +157,9 @@ def prediction_copy(model: nn.Module) -> nn.Module:
     Predictions with it do not change the model, even from several threads.
     """
     twin = shallow_copy(model, training=False)
-    if twin is None:
-        return replica(model).eval()
-    return _with_mode(twin, model)
-
-
-def replica(model: nn.Module) -> nn.Module:
-    """Return a copy that shares parameters and buffers, but starts with a separate zero state."""
-    twin = shallow_copy(model)
     if twin is None:  # it has attributes that a forward pass might change, or that refer to modules
         shared = [*model.parameters(), *model.buffers()]
-        twin = reset(deep_copy(model, shared))
-    return _with_mode(twin, model)
-
-
-def _with_mode(twin: nn.Module, model: nn.Module) -> nn.Module:
-    """Return the copy, with the remembered window mode of the model."""
+        twin = reset(deep_copy(model, shared)).eval()
     if model in _modes:
         _modes[twin] = _modes[model]
     return twin
@@ -313,55 +299,6 @@ def require_step_outputs(model: nn.Module, xs: Tensors) -> None:
         )
 
 
-class RawEnds(NamedTuple):
-    """Which inputs of a model reach a layer as they are, and which outputs are as a layer gives
-    them.
-    """
-
-    inputs: tuple[bool, ...]
-    outputs: tuple[bool, ...]
-
-
-def raw_ends(model: nn.Module, xs: Tensors) -> RawEnds:
-    """Return between which values the layers of a model learn: a model of one's own may scale
-    inputs or outputs.
-
-    Layers are modules of torch and of this package, with nothing of one's own inside. The model is
-    tried out like in :func:`takes_windows`; of one that fails, nothing is known.
-    """
-    whole = cached_window_mode(model) != "steps"
-    run = _run_whole if whole else _run_stepwise
-    with _trial(model, xs, TRIAL_STEPS if whole else 1) as trial:
-        is_raw = [False] * len(trial.sample)
-        given: list[Tensor] = []
-
-        def note_inputs(_: nn.Module, inputs: tuple[object, ...]) -> None:
-            for i, x in enumerate(trial.sample):
-                is_raw[i] |= any(_have_same_values(x, value) for value in inputs)
-
-        def note_output(_: nn.Module, __: object, output: object) -> None:
-            if isinstance(output, Tensor):
-                given.append(output.clone())  # it may be changed in place
-
-        for m in trial.twin.modules():
-            if all(type(part).__module__.startswith(OF_LAYERS) for part in m.modules()):
-                m.register_forward_hook(note_output)
-                if next(m.parameters(), None) is not None:
-                    m.register_forward_pre_hook(note_inputs)
-        outputs = trial.attempt(run).outputs
-        return RawEnds(
-            tuple(is_raw),
-            tuple(any(_have_same_values(y, value) for value in given) for y in outputs),
-        )
-
-
-def _have_same_values(a: Tensor, b: object) -> bool:
-    """Return whether two tensors hold the same values, in any order of the axes."""
-    if not isinstance(b, Tensor) or a.numel() != b.numel():
-        return False
-    return a.flatten().sort().values.equal(b.flatten().sort().values)
-
-
 def _require_reset(trial: _Trial, xs: Tensors, attempt: _Attempt) -> None:
     """Raise if the model keeps a state that :func:`reset` does not know, and the next series would
     start from.
@@ -444,53 +381,6 @@ def _require_series_apart(trial: _Trial, attempt: _Attempt) -> None:
         "(S, B, F), time first; compute each series of axis 1 by itself, unless you mean to mix "
         "them"
     )
-
-
-def trial_outputs(model: nn.Module, xs: Tensors) -> Tensors:
-    """Return outputs, with a gradient, of a disturbed copy of a model for a few disturbed steps;
-    none if it does not run. The model was tried out before, by :func:`takes_windows`.
-    """
-    run = _run_stepwise if cached_window_mode(model) == "steps" else _run_whole
-    with _trial(model, xs, TRIAL_STEPS) as trial, torch.enable_grad():
-        return trial.attempt(run).outputs
-
-
-def cut_dependence(model: nn.Module, xs: Tensors, overlap: int) -> str | None:
-    """Return how the outputs of a model over windows depend on where series are cut, if it sees
-    ``overlap`` steps before each.
-
-    The model is tried out like in :func:`takes_windows`.
-
-    Returns
-    -------
-    "later", "earlier" or None
-        Whether outputs change with later steps, or with steps more than ``overlap`` before them.
-    """
-    n_steps = 2 * overlap + 8
-    tail = slice(-4, None)
-    without_tail = slice(None, -4)
-    with _trial(model, xs, n_steps) as trial:
-        whole = trial.attempt(_run_whole)
-        sample_start = _cut(trial.sample, without_tail)
-        sample_end = _cut(trial.sample, slice(-overlap - 4, None))
-        start = trial.attempt(_run_whole, sample_start)
-        end = trial.attempt(_run_whole, sample_end)
-        if whole.error is None:
-            _require_series_apart(trial, whole)
-    # without one output per step, there is nothing to compare
-    if whole.error or any(y.shape[:1] != (n_steps,) for y in whole.outputs):
-        return None
-    expected_start = _cut(whole.outputs, without_tail)
-    expected_end = _cut(whole.outputs, tail)
-    if not (start.error or _equal_outputs(start.outputs, expected_start)):
-        return "later"
-    if not (end.error or _equal_outputs(_cut(end.outputs, tail), expected_end)):
-        return "earlier"
-    return None
-
-
-def _cut(tensors: Tensors, steps: slice) -> Tensors:
-    return tuple(t[steps] for t in tensors)
 
 
 @contextmanager

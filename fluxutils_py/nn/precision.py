@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fluxutils_py.nn.kernels import Library
 from fluxutils_py.torch_private import has_autocast, n_function_modes, without_default_device
 
-PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
+PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16}
 WIDE = 64  # units of an LSTM from which torch's bfloat16 is faster than the kernels' float32
 KERNEL_WIDE = 32  # units from which the kernels' bfloat16 is
 LOW = (torch.bfloat16, torch.float16)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,17 +21,6 @@ _BATCH_DIMS = {nn.LSTM: 1, nn.GRU: 1, nn.RNN: 1}  # of the states of the commone
 # derivatives of a state with respect to the layer's parameters, see nn/sensitivities.py; axis 0 is
 # the batch
 Sensitivity = tuple[Tensor, ...]
-
-
-class Memory(NamedTuple):
-    """What a :class:`Recur` remembers: its state, the steps to its mark, the state noted there, and
-    the sensitivity of the state to the parameters.
-    """
-
-    state: State | None
-    mark: int | None
-    marked: State | None
-    sensitivity: Sensitivity | None
 
 
 class Recur(nn.Module):
@@ -245,31 +234,6 @@ class Recur(nn.Module):
         was not reached.
         """
         return self._marked
-
-    # -- some of the series ------------------------------------------------------------------------
-
-    def memory(self) -> Memory:
-        """Return the layer's memory, not copied."""
-        return Memory(self.state, self._mark, self._marked, self.sensitivity)
-
-    def take_series(self, memory: Memory, series: slice) -> None:
-        """Adopt the memory of some series of another layer of the same kind, as views."""
-        where = (slice(None),) * self.batch_dim + (series,)
-        self.state, self._marked = (
-            None if s is None else map_state(lambda t: t[where], s)
-            for s in (memory.state, memory.marked)
-        )
-        self._mark = memory.mark
-        self.sensitivity = None
-        if memory.sensitivity is not None:
-            self.sensitivity = tuple(t[series] for t in memory.sensitivity)
-
-    def join_series(self, memories: Sequence[Memory]) -> None:
-        """Join the memories of layers of one kind, their series one after the other, detached."""
-        self.state = self.joined([m.state for m in memories])
-        self._marked = self.joined([m.marked for m in memories])
-        self._mark = memories[0].mark
-        self.sensitivity = _joined_tuples([m.sensitivity for m in memories])
 
     def joined(self, parts: Sequence[State | None]) -> State | None:
         """Return states of several groups of series as one, detached; None if one is None."""
@@ -514,14 +478,6 @@ def unwrapped_recurrent(model: nn.Module) -> list[str]:
         for name, m in model.named_modules()
         if isinstance(m, TORCH_LAYERS) and id(m) not in wrapped
     ]
-
-
-def _joined_tuples(parts: Sequence[Sensitivity | None]) -> Sensitivity | None:
-    """Return the sensitivities of several groups of series as one; None if one is None."""
-    kept = [p for p in parts if p is not None]
-    if len(kept) < len(parts):
-        return None
-    return tuple(torch.cat(ts) for ts in zip(*kept, strict=True))
 
 
 def map_state(fn: Callable[[Tensor], Tensor], state: State) -> State:

@@ -1,10 +1,9 @@
-"""Training on several processes (ranks) and threads."""
+"""Training on several processes (ranks)."""
 
 from fluxutils_py.parallel.comm import get_communicator, is_main_process
 from fluxutils_py.parallel.communicator import Communicator, SingleProcessComm
 from fluxutils_py.parallel.mpi import MPIComm, abort_on_exception
 from fluxutils_py.parallel.rank_group import RankGroup
-from fluxutils_py.parallel.threads import Threads
 from fluxutils_py.parallel.torch_distributed import TorchComm
 
 __all__ = [
@@ -12,7 +11,6 @@ __all__ = [
     "MPIComm",
     "RankGroup",
     "SingleProcessComm",
-    "Threads",
     "TorchComm",
     "abort_on_exception",
     "get_communicator",

@@ -73,11 +73,6 @@ def alone() -> Iterator[None]:
         _is_alone = before
 
 
-def is_alone() -> bool:
-    """Whether this process is inside :func:`alone`."""
-    return _is_alone
-
-
 def local_rank() -> int:
     """Return the index of this rank on its machine; 0 without a launcher."""
     return _first_number(LOCAL_RANKS)

@@ -8,13 +8,13 @@ from fluxutils_py.praytools.and_mask import igradient, maskedgrad, signalign
 from fluxutils_py.praytools.callbacks import bestmodelselector, cb, cby, initevalcby
 from fluxutils_py.praytools.class_balance import balanced_sample, classindexes, initbatchprovider
 from fluxutils_py.praytools.functional import autotrain, itrain, ptrain, train, ttrain
+from fluxutils_py.praytools.sample_gradients import addgrad
 from fluxutils_py.praytools.threaded_gradients import (
     paralelization_stats,
     parallelization_stats,
     pgradient,
     tgradient,
 )
-from fluxutils_py.training.gradients import addgrad
 
 __all__ = [
     "BackgroundDataLoader",

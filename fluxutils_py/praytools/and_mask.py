@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fluxutils_py.parallel.threads import Threads
-from fluxutils_py.training.gradients import (
+from fluxutils_py.praytools.sample_gradients import (
     Gradients,
-    as_params,
     require_thread_safe,
     tree_reduce,
     value_and_gradient,
 )
+from fluxutils_py.praytools.threads import Threads
+from fluxutils_py.training.loss_checks import as_params
 
 __all__ = ["igradient", "maskedgrad", "signalign"]
 

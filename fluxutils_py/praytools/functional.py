@@ -11,19 +11,20 @@ import torch
 from torch import Tensor, nn
 
 from fluxutils_py.data.parts import array_split_slice, dividebatch
-from fluxutils_py.parallel import RankGroup, Threads
+from fluxutils_py.errors import ShapeError
+from fluxutils_py.parallel import RankGroup
 from fluxutils_py.praytools.and_mask import igradient
 from fluxutils_py.praytools.callbacks import cb as as_cb
 from fluxutils_py.praytools.callbacks import cby as as_cby
-from fluxutils_py.praytools.threaded_gradients import parallelization_stats
+from fluxutils_py.praytools.sample_gradients import require_thread_safe, with_gradients
+from fluxutils_py.praytools.threaded_gradients import parallelization_stats, pgradient
+from fluxutils_py.praytools.threads import Threads
 from fluxutils_py.training.function_step import FunctionStep
-from fluxutils_py.training.gradient_step import parameters_of_step
-from fluxutils_py.training.gradients import as_params, require_thread_safe
 from fluxutils_py.training.loop import Loop
+from fluxutils_py.training.loss_checks import as_params
 from fluxutils_py.training.make_optimizer import make_optimizer
 from fluxutils_py.training.sharding import n_observations, shard
 from fluxutils_py.training.step_info import BatchLoss
-from fluxutils_py.training.threaded_loss import ThreadedLoss
 
 __all__ = ["autotrain", "itrain", "ptrain", "train", "ttrain"]
 
@@ -98,7 +99,7 @@ def train(
     (300, True)
     """
 
-    def compute(sample: Sample) -> BatchLoss:
+    def compute(sample: Sample, params: Sequence[Tensor]) -> BatchLoss:
         return BatchLoss(loss(*sample), n_observations(sample, axis) or 1)
 
     divide = partial(shard, axis=axis)
@@ -142,21 +143,34 @@ def ptrain(
     """
     n = torch.get_num_threads() if bs is None or bs == "auto" else int(bs)
 
-    # ThreadedLoss also passes the model and the number of the part
-    def compute(sample: Sample, *_: Any) -> BatchLoss:
-        return BatchLoss(loss(*sample), n_observations(sample, axis) or 1)
+    def parts(minibatch: Any) -> Sequence[Sample]:
+        if bs is None:
+            return minibatch
+        try:
+            return dividebatch(n, *minibatch, axis=axis)
+        except ShapeError as error:
+            raise ShapeError(
+                f"{n} threads cannot share the batch: {error}; name the axis of its observations "
+                "(axis=), or train in one thread, by train"
+            ) from error
 
-    def parts(minibatch: Any, n: int) -> Sequence[Sample]:
-        return minibatch if bs is None else dividebatch(n, *minibatch, axis=axis)
+    def weigh(sample: Sample) -> float:
+        return n_observations(sample, axis) or 1
 
     divide = share_samples if bs is None else partial(shard, axis=axis)
     prepare = preparesamples if bs is None else checked(preparesamples)
     # both decide which share of a minibatch a rank has, so all ranks need the same
     told = {"axis": axis, "whether bs is None": bs is None}
-    together: dict[str, Any] = {"told": told, "defer": False}
     with Threads(n) as threads:
-        in_threads = ThreadedLoss(compute, as_module(params), threads, parts, replicate=False)
-        _train(in_threads, divide, params, prepare, opt, iterations, **settings, **together)
+        settings |= {"told": told, **_in_threads(loss, params, threads, parts, weigh)}
+        _train(
+            divide=divide,
+            params=params,
+            prepare=prepare,
+            opt=opt,
+            iterations=iterations,
+            **settings,
+        )
 
 
 def ttrain(
@@ -194,15 +208,16 @@ def ttrain(
         samples = threads.map(lambda _: prepare_one(), range(threads.n))
         return tuple(samples)
 
-    def compute(sample: Sample, *_: Any) -> BatchLoss:
-        return BatchLoss(loss(*sample))
-
-    def parts(samples: Sequence[Sample], n: int) -> Sequence[Sample]:
-        return samples  # prepared one by one, so there is nothing to divide
-
     with Threads(torch.get_num_threads() if n is None else n) as threads:
-        in_threads = ThreadedLoss(compute, as_module(params), threads, parts, replicate=False)
-        _train(in_threads, share_samples, params, prepare, opt, iterations, **settings, defer=False)
+        settings |= _in_threads(loss, params, threads, tuple, lambda sample: 1.0)
+        _train(
+            divide=share_samples,
+            params=params,
+            prepare=prepare,
+            opt=opt,
+            iterations=iterations,
+            **settings,
+        )
 
 
 def itrain(
@@ -236,23 +251,17 @@ def itrain(
     # a rank masks what it computes: the mean over different environments would not be masked
     if settings.get("batches", "same") != "same":
         raise ValueError("itrain needs the same environments on every rank: leave out batches=")
-    if settings.get("precision") == "float16":
-        raise ValueError(
-            "itrain compares the signs of gradients, which float16 rounds to zero: use 'bfloat16'"
-        )
 
     params = params if isinstance(params, nn.Module) else list(params)
-    given = opt if isinstance(opt, torch.optim.Optimizer) else None
-    tensors = parameters_of_step(as_params(params), None, given)
 
     def prepare() -> tuple[Sample, ...]:
         return tuple(map(as_sample, preparesamples()))
 
-    def compute(samples: Sequence[Sample]) -> BatchLoss:
+    def compute(samples: Sequence[Sample], tensors: Sequence[Tensor]) -> BatchLoss:
         if len(samples) > 1:
             require_thread_safe(params)
         value, gradients = igradient(loss, tensors, samples, tau, threads=threads)
-        return BatchLoss(value, gradients=gradients)
+        return BatchLoss(with_gradients(value, gradients, tensors))
 
     # to find the module that gave a NaN; only the forward pass matters for that
     def run_again(samples: Sequence[Sample]) -> None:
@@ -314,6 +323,31 @@ def autotrain(
         ptrain(loss, params, prepare_minibatch, opt, iterations, bs=parts, **settings)
 
 
+def _in_threads(
+    loss: Loss,
+    params: Params,
+    threads: Threads,
+    divide: Callable[[Any], Sequence[Sample]],
+    weigh: Callable[[Sample], float],
+) -> dict[str, Any]:
+    """Return settings of a step that computes each sample of a minibatch in a thread."""
+
+    def compute(minibatch: Any, tensors: Sequence[Tensor]) -> BatchLoss:
+        samples = divide(minibatch)
+        if len(samples) > 1:
+            require_thread_safe(params)
+        weights = [weigh(sample) for sample in samples]
+        value, gradients = pgradient(loss, tensors, samples, weights, threads=threads)
+        return BatchLoss(with_gradients(value, gradients, tensors), sum(weights))
+
+    # in this thread: the hooks that look for the first module are not made for several
+    def run_again(minibatch: Any) -> None:
+        for sample in divide(minibatch):
+            loss(*sample)
+
+    return {"compute": compute, "compute_again": run_again, "defer": False}
+
+
 def as_module(params: object) -> nn.Module | None:
     """Return a module given as parameters; None for others."""
     return params if isinstance(params, nn.Module) else None
@@ -347,7 +381,7 @@ def share_samples(samples: Sequence[Sample], rank: int, size: int) -> Sequence[S
 
 
 def _train(
-    compute: Callable[[Any], BatchLoss | None] | ThreadedLoss,
+    compute: Callable[[Any, Sequence[Tensor]], BatchLoss],
     divide: Callable[[Any, int, int], Any],
     params: Params,
     prepare: Callable[[], Any],
@@ -359,8 +393,8 @@ def _train(
     told: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> None:
-    """Step the optimizer on one minibatch after another; ``told`` are further settings that ranks
-    compare.
+    """Step the optimizer on one minibatch after another, with the loss ``compute(minibatch,
+    params)``; ``told`` are further settings that ranks compare.
     """
     model = as_module(params)
     tensors = as_params(params)
@@ -369,8 +403,11 @@ def _train(
     def describe(sample: object) -> str:
         return f" at iteration {loop.step + 1}"
 
+    def loss_of(minibatch: Any) -> BatchLoss:
+        return compute(minibatch, step.params)
+
     step = FunctionStep(
-        compute, optimizer, model, tensors, shard=divide, describe=describe, **settings
+        loss_of, optimizer, model, tensors, shard=divide, describe=describe, **settings
     )
     told = {**(told or {}), "batches": settings.get("batches", "same")}
     if step.shares_batches:  # a rank with separate batches may have fewer

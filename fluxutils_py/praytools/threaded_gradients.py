@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from fluxutils_py.data.parts import dividebatch
-from fluxutils_py.parallel.threads import Threads
-from fluxutils_py.training.gradients import (
+from fluxutils_py.praytools.sample_gradients import (
     Gradients,
-    as_params,
     map_in_threads,
     sum_gradients,
     value_and_gradient,
 )
+from fluxutils_py.praytools.threads import Threads
+from fluxutils_py.training.loss_checks import as_params
 
 __all__ = ["paralelization_stats", "parallelization_stats", "pgradient", "tgradient"]
 
@@ -59,7 +59,7 @@ def pgradient(
     ------
     ValueError
         If several threads would change the model at once: its recurrent state, or the statistics of
-        batch normalisation. Train recurrent models with ``Estimator(n_jobs=...)``.
+        batch normalisation.
 
     Notes
     -----

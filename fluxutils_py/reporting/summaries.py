@@ -204,8 +204,6 @@ def sow(module: nn.Module, name: str, summary: Summary | Callable[[], Summary]) 
 
     Notes
     -----
-    Worker threads have no collector, so nothing is recorded with ``n_jobs`` above 1.
-
     Source: ``Module.sow`` of flax, with which bobbin records summaries.
 
     Examples

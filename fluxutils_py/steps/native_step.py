@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from struct import Struct
 from typing import Any, NamedTuple
 
@@ -18,30 +18,8 @@ from fluxutils_py.nn.native import kernel_error
 from fluxutils_py.nn.native_layers import PLAIN
 from fluxutils_py.nn.precision import undisturbed
 from fluxutils_py.nn.recurrent import Recur, State
-from fluxutils_py.steps.step_program import (
-    FUNCTIONS,
-    Activation,
-    CellStep,
-    Dense,
-    Diagonal,
-    Fade,
-    Gated,
-    Join,
-    KernelHits,
-    LagValues,
-    LayerNormalization,
-    Means,
-    OfTwo,
-    Operation,
-    PastOperation,
-    Rolling,
-    Running,
-    ScaleShift,
-    StateTensor,
-    StepProgram,
-    Sum,
-    step_program,
-)
+from fluxutils_py.steps.operations import Operation
+from fluxutils_py.steps.step_program import StateTensor, StepProgram, step_program
 from fluxutils_py.torch_private import has_other_modes_than_devices, n_function_modes, version_of
 
 # Products of all series of a step. With more, kernels for windows are faster, which read the
@@ -50,12 +28,11 @@ MOST_PRODUCTS = 1_600_000
 # A call of more lets other threads of Python run, which takes a microsecond.
 SHORT_CALL = 300_000
 NOT_FINITE = 4  # as csrc/kernels.h numbers what a call returns
-LANES = 16  # numbers in which step.h holds the taps of kernels
 ALIGNMENT = 64  # bytes, of a line of the cache
 
 # fluxutils_step_call, fluxutils_step_operation and fluxutils_step_scaler of csrc/kernels.h
 _CALL = Struct("18q")
-_OPERATION = Struct("10qd7q")
+_OPERATION = Struct("11qd5q")
 _SCALER = Struct("5q")
 
 
@@ -121,9 +98,6 @@ class NativeStep:
         Features and series of a step.
     scalers : sequence of Scaler
     output : OutputForm
-    program : callable, optional
-        Returns the program of the model whose arrays are read where they are, because what learns
-        changes them; see :class:`fluxutils_py.steps.native_learning.NativeLearning`.
     """
 
     def __init__(
@@ -133,14 +107,12 @@ class NativeStep:
         shape: tuple[int, int],
         scalers: Sequence[Scaler] = (),
         output: OutputForm | None = None,
-        program: Callable[[], StepProgram | None] | None = None,
     ) -> None:
         self.model = model
         self.layers = list(layers)
         self.shape = shape
         self.scalers = list(scalers)
         self.output = output or OutputForm()
-        self._program = program
         first = next(model.parameters(), None)
         self._dtype = None if first is None else first.dtype
         self._packed: PackedStep | None = None
@@ -167,7 +139,7 @@ class NativeStep:
             return None
         packed = self._packed
         library = kernels.library()
-        if packed is None or packed.library is not library or not self._is_current(packed):
+        if packed is None or packed.library is not library or not packed.is_current():
             packed = self._pack(library)
             if packed is None:
                 return None
@@ -191,27 +163,21 @@ class NativeStep:
         marks = self._packed.gaps
         return marks.astype(bool) if 1 in marks.tolist() else None
 
-    def _is_current(self, packed: PackedStep) -> bool:
-        if self._program is None:
-            return packed.is_current()
-        return packed.program is self._program()
-
     @undisturbed()  # a default device would seem to intercept the model
     def _pack(self, library: Library | None) -> PackedStep | None:
         self._packed = None
         if library is None or not self._is_possible:
             return None
-        own = self._program
-        program = step_program(self.model, self.shape[0]) if own is None else own()
+        program = step_program(self.model, self.shape[0])
         # what cannot run now never will, but for a switch of the kernels
         if program is None or not self._fits(program):
             self._is_possible = False
             return None
-        self._packed = PackedStep(library, program, self.layers, self, own is not None)
+        self._packed = PackedStep(library, program, self.layers, self)
         return self._packed
 
     def _fits(self, program: StepProgram) -> bool:
-        n_products = sum(_n_weights(op) for op in program.operations)
+        n_products = sum(op.n_products for op in program.operations)
         return (
             program.tensors[0].dtype is self._dtype  # a model that was converted since
             and n_products * self.shape[1] <= MOST_PRODUCTS
@@ -238,24 +204,21 @@ class PackedStep:
         program: StepProgram,
         layers: list[Recur],
         step: NativeStep,
-        shares: bool = False,
     ) -> None:
         self.library = library
         self.program = program
-        self._shares = shares  # whether weights are read in the program's arrays
         self._tensors = program.tensors
         self._versions = list(map(version_of, program.tensors))
         self._addresses = [t.data_ptr() for t in program.tensors]
         n_series = step.shape[1]
-        self._state_tensors = [_new_state(s, n_series) for s in program.states]
-        self._held = list(_held_layers(program, layers, self._state_tensors))
-        self._sizes = [program.n_in, *(op.n_out for op in program.operations)]
+        self.state_tensors = [_new_state(s, n_series) for s in program.states]
+        self._held = list(_held_layers(program, layers, self.state_tensors))
         self._before: tuple[tuple[Recur, State | None], ...] = ()
         self._kept: list[np.ndarray] = []  # what addresses in the table point to
         self.x = np.empty(step.shape)
         self.gaps = np.zeros(n_series, np.int64)
         self.y = _new_outputs(step.output, program, n_series)
-        n_products = sum(_n_weights(op) for op in program.operations)
+        n_products = sum(op.n_products for op in program.operations)
         is_short = n_products * n_series <= SHORT_CALL
         self.call = library.short_step if is_short else library.step
         self.places, self.room = _value_places(program)
@@ -286,29 +249,15 @@ class PackedStep:
         for layer, state in self._before:
             object.__setattr__(layer, "state", state)
 
-    def state_address(self, index: int, place: int, series_size: int) -> int:
-        """Return the address of a layer's states of all series in a tensor."""
-        t = self._state_tensors[index]
-        return t.data_ptr() + place * self.x.shape[1] * series_size * t.element_size()
-
-    def state_rows(self, index: int) -> int:
-        """Return the length of the first axis of a tensor of a state."""
-        return len(self._state_tensors[index])
-
-    def size_of(self, value: int) -> int:
-        """Return how many numbers a value has."""
-        return self._sizes[value]
+    def state_address(self, index: int, op: Operation) -> int:
+        """Return the address of an operation's states of all series in a tensor."""
+        t = self.state_tensors[index]
+        return t.data_ptr() + op.place * self.x.shape[1] * op.n_out * t.element_size()
 
     def address_of(self, array: np.ndarray) -> int:
         """Return the address of an array, which is kept."""
         self._kept.append(array)
         return array.ctypes.data
-
-    def weight_address(self, array: np.ndarray) -> int:
-        """Return the address of weights in the order of C: shared, or of a copy."""
-        if not self._shares:
-            return self.aligned_address(array)
-        return self.address_of(np.ascontiguousarray(array))
 
     def aligned_address(self, array: np.ndarray) -> int:
         """Return the address of a copy that begins with a line of the cache."""
@@ -329,19 +278,6 @@ def is_watched() -> bool:
         or _C._len_torch_dispatch_stack()
         or (n_function_modes() and has_other_modes_than_devices())
     )
-
-
-def _n_weights(operation: Operation) -> int:
-    """Return about how many products an operation costs as much as."""
-    if isinstance(operation, KernelHits):
-        return 2 * operation.n_out + 9 * len(operation.channels)
-    if isinstance(operation, Rolling):
-        return operation.n_out // len(operation.spans) * sum(operation.spans)
-    if isinstance(operation, Dense):
-        return operation.weight.size
-    if isinstance(operation, CellStep):
-        return operation.weight_x.size + operation.weight_h.size
-    return operation.n_out
 
 
 def _new_state(state: StateTensor, n_series: int) -> Tensor:
@@ -398,9 +334,8 @@ def _table(packed: PackedStep, program: StepProgram, step: NativeStep) -> np.nda
     if program.moments is not None:  # of numbers as the model gets them
         moments = Scaler("standardize", program.moments.mean, program.moments.scale)
         scalers += [Scaler("round"), moments]
-    places = packed.places
     operations = b"".join(
-        _pack_operation(packed, op, i + 1, places) for i, op in enumerate(program.operations)
+        _pack_operation(packed, op, i + 1) for i, op in enumerate(program.operations)
     )
     described = b"".join(_pack_scaler(packed, s) for s in scalers)
     table = np.empty(_CALL.size + len(described) + len(operations), np.uint8)
@@ -425,7 +360,7 @@ def _table(packed: PackedStep, program: StepProgram, step: NativeStep) -> np.nda
         packed.aligned_address(np.empty((n_series, n_features))),
         packed.gaps.ctypes.data,
         packed.aligned_address(values),
-        places[-1],
+        packed.places[-1],
         packed.aligned_address(np.asarray(mean, float)),
         packed.aligned_address(np.asarray(step.output.scale, float)),
         packed.y.ctypes.data,
@@ -435,17 +370,13 @@ def _table(packed: PackedStep, program: StepProgram, step: NativeStep) -> np.nda
 
 
 def _value_places(program: StepProgram) -> tuple[list[int], int]:
-    """Return where each value of a step begins, and how many numbers all take: also the sums of
-    cells and taps of kernels, behind their results, and a second output behind the last.
+    """Return where each value of a step begins, and how many numbers all take: also the room of
+    operations, behind their results, and a second output behind the last.
     """
     sizes = [program.n_in]
     for op in program.operations:
-        n_sums = 0
-        if isinstance(op, CellStep):
-            n_sums = op.rows * op.n_out
-        elif isinstance(op, KernelHits):
-            n_sums = LANES * op.channels.shape[1]
-        sizes.append(_whole_lines(op.n_out) + n_sums)
+        room = op.room(program.size_of(op.source))
+        sizes.append(_whole_lines(op.n_out) + room)
     sizes[-1] += 2 * program.n_out
     starts = np.cumsum([0, *map(_whole_lines, sizes)]).tolist()
     return starts[:-1], starts[-1]
@@ -461,94 +392,36 @@ def _pack_scaler(packed: PackedStep, scaler: Scaler) -> bytes:
     return _SCALER.pack(SCALERS.index(scaler.kind), *addresses)
 
 
-def _pack_operation(packed: PackedStep, op: Operation, value: int, places: list[int]) -> bytes:
+def _pack_operation(packed: PackedStep, op: Operation, value: int) -> bytes:
     """Return an operation as ``fluxutils_step_operation``."""
-    if isinstance(op, PastOperation):
-        return _pack_past(packed, op, value, places)
-    if isinstance(op, OfTwo):
-        return _pack_of_two(packed, op, value, places)
-    kind, number, other, alpha = 0, 0, 0, 0.0
-    rows, x_rows, h_rows = 0, 0, 0
-    weights: tuple[np.ndarray, ...] = ()
-    h, c = 0, 0
-    n_in = n_out = op.n_out
-    match op:
-        case Dense():
-            n_in = len(op.weight)
-            kind, weights = _dense_weights(op)
-        case CellStep():
-            kind, number, alpha = 1, op.number, op.alpha
-            other = places[value] + _whole_lines(n_out)
-            rows, n_in = op.rows, len(op.weight_x)
-            x_rows = op.weight_x.shape[1] // n_out
-            h_rows = op.weight_h.shape[1] // n_out
-            weights = (op.weight_x, op.weight_h, op.bias)
-            addresses = [packed.state_address(s, op.place, n_out) for s in op.states]
-            h, c = (*addresses, 0)[:2]
-        case Diagonal():
-            kind, weights = 2, (op.eigenvalues,)
-            h = packed.state_address(op.states[0], 0, n_out)
-        case Activation():
-            kind, number, alpha = 3, FUNCTIONS.index(op.function), op.alpha
-        case Gated():
-            kind, n_in = 4, 2 * n_out
-        case LayerNormalization():
-            kind, alpha, weights = 6, op.eps, (op.weight, np.empty(0), op.bias)
-        case ScaleShift():
-            kind, weights = 7, (op.scale, np.empty(0), op.shift)
-    found = [packed.weight_address(w) for w in weights] + [0] * (3 - len(weights))
-    numbers = (kind, number, places[op.source], other, places[value], n_in, n_out)
-    return _OPERATION.pack(*numbers, rows, x_rows, h_rows, alpha, *found, h, c, 0, 0)
-
-
-def _dense_weights(op: Dense) -> tuple[int, tuple[np.ndarray, ...]]:
-    """Return which of two kernels computes a linear layer, and what it reads."""
-    if op.is_wide:
-        return 14, (op.weight.T, np.empty(0), op.bias)
-    return 0, (op.weight, np.empty(0), op.bias)
-
-
-def _pack_past(packed: PackedStep, op: PastOperation, value: int, places: list[int]) -> bytes:
-    """Return an operation that remembers inputs as ``fluxutils_step_operation``."""
-    numbers: tuple[int, ...] | np.ndarray = ()
-    weights: tuple[np.ndarray, ...] = ()
-    rows = 0
-    match op:
-        case LagValues():
-            kind, numbers = 8, op.lags
-        case Means():
-            kind, weights = 9, (op.factors,)
-        case Rolling():
-            kind, numbers = 10, op.spans
-        case Running():
-            kind = 11
-        case KernelHits():
-            kind, numbers, weights = 12, op.plan, (op.biases, op.channels)
-    rows = len(numbers)
-    n_past = packed.state_rows(op.states[0])
-    found = [packed.weight_address(w) for w in weights] + [0] * (3 - len(weights))
-    states = [packed.state_address(s, 0, 0) for s in op.states]
-    ends = (
-        packed.aligned_address(np.array(states, np.int64)),
-        packed.aligned_address(np.array(numbers, np.int32)),
+    call = op.pack()
+    places = packed.places
+    n_in = packed.program.size_of(op.source)
+    other = places[value] + _whole_lines(op.n_out)  # its room
+    if len(op.sources) > 1:
+        other = places[op.sources[1]] + call.first
+    # an empty array has an address, too
+    n_past = len(packed.state_tensors[op.states[0]]) if op.states else 0
+    states = [packed.state_address(s, op) for s in op.states]
+    pointers = (
+        call.w,
+        call.w_h,
+        call.bias,
+        np.array(states, np.int64),
+        np.array(call.numbers, np.int32),
     )
-    other = places[value] + _whole_lines(op.n_out)
-    n_in = packed.size_of(op.source)
-    head = (kind, 0, places[op.source], other, places[value], n_in, op.n_out)
-    return _OPERATION.pack(*head, rows, n_past, 0, 0.0, *found, 0, 0, *ends)
-
-
-def _pack_of_two(packed: PackedStep, op: OfTwo, value: int, places: list[int]) -> bytes:
-    """Return an operation on two values as ``fluxutils_step_operation``."""
-    n_in, other, alpha = packed.size_of(op.source), places[op.other], 0.0
-    match op:
-        case Sum():
-            kind = 5
-        case Join():
-            kind = 13
-        case Fade():
-            kind, other, n_in, alpha = 15, other + op.first, op.n_other, op.limit
-        case _:
-            raise AssertionError(op)
-    numbers = (kind, 0, places[op.source], other, places[value], n_in, op.n_out)
-    return _OPERATION.pack(*numbers, 0, 0, 0, alpha, *7 * [0])
+    return _OPERATION.pack(
+        call.kind,
+        call.cell,
+        places[op.source],
+        other,
+        places[value],
+        n_in,
+        op.n_out,
+        call.rows,
+        call.x_rows,
+        call.h_rows,
+        n_past,
+        call.alpha,
+        *map(packed.aligned_address, pointers),
+    )

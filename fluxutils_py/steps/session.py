@@ -27,7 +27,6 @@ from fluxutils_py.nn.states import (
     states,
 )
 from fluxutils_py.steps.native_step import NativeStep, OutputForm, Scaler
-from fluxutils_py.steps.step_program import StepProgram
 from fluxutils_py.tree import tree_map
 
 
@@ -142,7 +141,6 @@ class InferenceSession:
         shape: tuple[int, int],
         scalers: Sequence[Scaler] = (),
         output: OutputForm | None = None,
-        program: Callable[[], StepProgram | None] | None = None,
     ) -> NativeStep | None:
         """Return what runs single steps of shape (F, N) natively, on the state of this session;
         None if only :meth:`run` can.
@@ -151,7 +149,7 @@ class InferenceSession:
         """
         if self._is_low or self.needs_context:
             return None
-        return NativeStep(self.model, self._layers, shape, scalers, output, program)
+        return NativeStep(self.model, self._layers, shape, scalers, output)
 
     # -- the state ---------------------------------------------------------------------------------
 

@@ -2,15 +2,14 @@
 
 :func:`program_of` makes a :class:`StepProgram` of a model of stateful layers, linear layers and
 activations. Two consumers share it: :class:`fluxutils_py.steps.native_step.NativeStep` runs it in
-one call, and a C file holds it as source. Both use the functions of ``exporting/step.h``, for which
-weights are laid out here. What surrounds a model in an estimator, scalers of inputs and the units
-or labels of outputs, is in :mod:`fluxutils_py.estimator.step_chain`.
+one call, and a C file holds it as source. What surrounds a model in an estimator, scalers of inputs
+and the units or labels of outputs, is in :mod:`fluxutils_py.estimator.step_chain`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
@@ -37,6 +36,24 @@ from fluxutils_py.nn.time_features import (
     _Lags,
     _RollingStatistics,
     _RunningStatistics,
+)
+from fluxutils_py.steps.operations import (
+    Activation,
+    CellStep,
+    Dense,
+    Diagonal,
+    Fade,
+    Gated,
+    Join,
+    KernelHits,
+    LagValues,
+    LayerNormalization,
+    Means,
+    Operation,
+    Rolling,
+    Running,
+    ScaleShift,
+    Sum,
 )
 
 
@@ -73,203 +90,6 @@ CELL_ROWS = {
     9: CellRows(2, (0, 1), (), (0, 1)),
     10: CellRows(3, (0, 1, 2), (), (0, 1, 2)),
 }
-# as exporting/step.h numbers them
-FUNCTIONS = (
-    "relu",
-    "tanh",
-    "sigmoid",
-    "silu",
-    "leaky_relu",
-    "elu",
-    "softplus",
-    "gelu",
-    "psigmoid",
-    "ptanh",
-    "clamp",
-)
-
-
-@dataclass(frozen=True, eq=False)
-class Operation:
-    """What the operations share.
-
-    Attributes
-    ----------
-    source : int
-        The value that it reads. Value 0 is the input, value ``i + 1`` the result of operation
-        ``i``.
-    n_out : int
-        Numbers of its result.
-    parameters : tuple of (Tensor or None)
-        Those of the model that its arrays were made from, weights and biases, as far as learning
-        knows their layout: transposed in ``Dense`` and ``CellStep``, all four in ``Diagonal``.
-    """
-
-    source: int
-    n_out: int
-    parameters: tuple[Tensor | None, ...] = field(default=(), kw_only=True)
-
-
-@dataclass(frozen=True, eq=False)
-class Dense(Operation):
-    """``x @ weight + bias``, with weight (n_in, n_out)."""
-
-    weight: np.ndarray
-    bias: np.ndarray
-
-    @property
-    def is_wide(self) -> bool:
-        """Whether many inputs make few outputs: then sums of vectors of inputs are faster."""
-        n_in, n_out = self.weight.shape
-        return n_out < 16 and n_in >= 64 and n_in > 8 * n_out
-
-
-@dataclass(frozen=True, eq=False)
-class CellStep(Operation):
-    """One step of a cell with H = n_out units; the result is the new h.
-
-    Attributes
-    ----------
-    number : int
-        Of the native kernel, as ``csrc/kernels.h`` has it.
-    alpha : float
-        The number that the formula depends on: of HFGRU; of SGRU, MGU and SMGU 0 for the
-        approximate activations.
-    states : tuple of int
-        The state tensors that hold h, and c if the cell has one.
-    place : int
-        Where in these tensors the layer is, if they are of several layers.
-    rows : int
-        Sums per unit.
-    weight_x : ndarray of shape (n_in, x_rows * H)
-        Of the first ``x_rows`` sums.
-    weight_h : ndarray of shape (H, h_rows * H)
-        Of the last ``h_rows`` sums, which may be none.
-    bias : ndarray of shape (rows * H,)
-    """
-
-    number: int
-    alpha: float
-    states: tuple[int, ...]
-    place: int
-    rows: int
-    weight_x: np.ndarray
-    weight_h: np.ndarray
-    bias: np.ndarray
-
-
-@dataclass(frozen=True, eq=False)
-class Diagonal(Operation):
-    """``h' = eigenvalues * h + x`` of n_out / 2 complex numbers, as pairs; the result is h'."""
-
-    states: tuple[int, ...]
-    eigenvalues: np.ndarray  # (n_out,)
-
-
-@dataclass(frozen=True, eq=False)
-class Activation(Operation):
-    """A function of single numbers, one of :data:`FUNCTIONS`."""
-
-    function: str
-    alpha: float = 0.0
-
-
-@dataclass(frozen=True, eq=False)
-class Gated(Operation):
-    """``silu(x[:n_out]) * x[n_out:]``."""
-
-
-@dataclass(frozen=True, eq=False)
-class OfTwo(Operation):
-    """An operation that reads another value too."""
-
-    other: int
-
-
-@dataclass(frozen=True, eq=False)
-class Sum(OfTwo):
-    """``x`` plus another value."""
-
-
-@dataclass(frozen=True, eq=False)
-class LayerNormalization(Operation):
-    """Layer normalisation."""
-
-    weight: np.ndarray
-    bias: np.ndarray
-    eps: float
-
-
-@dataclass(frozen=True, eq=False)
-class ScaleShift(Operation):
-    """``x * scale + shift`` for each feature."""
-
-    scale: np.ndarray
-    shift: np.ndarray
-
-
-@dataclass(frozen=True, eq=False)
-class Join(OfTwo):
-    """The numbers of ``source``, then those of another value."""
-
-
-@dataclass(frozen=True, eq=False)
-class Fade(OfTwo):
-    """``x`` times ``limit`` less the largest of some absolute values of another, from 0 to 1."""
-
-    first: int
-    n_other: int
-    limit: float
-
-
-@dataclass(frozen=True, eq=False)
-class PastOperation(Operation):
-    """An operation that remembers inputs, by the formulas and in the states of a layer."""
-
-    states: tuple[int, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class LagValues(PastOperation):
-    """Earlier inputs; see :class:`fluxutils_py.nn.Lags`."""
-
-    lags: tuple[int, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Means(PastOperation):
-    """See :class:`fluxutils_py.nn.ExponentialMeans`."""
-
-    factors: np.ndarray  # (n_out,), by which a weight falls with each step
-
-
-@dataclass(frozen=True, eq=False)
-class Rolling(PastOperation):
-    """See :class:`fluxutils_py.nn.RollingStatistics`."""
-
-    spans: tuple[int, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Running(PastOperation):
-    """See :class:`fluxutils_py.nn.RunningStatistics`."""
-
-
-@dataclass(frozen=True, eq=False)
-class KernelHits(PastOperation):
-    """See :class:`fluxutils_py.nn.CausalKernels`.
-
-    Attributes
-    ----------
-    plan : ndarray of shape (n_dilations, 2)
-        The dilation, and the number of biases of each of its 84 kernels.
-    channels : ndarray of shape (84 n_dilations, F), uint8
-    biases : ndarray of shape (n_out / 2,)
-    """
-
-    plan: np.ndarray
-    channels: np.ndarray
-    biases: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -462,15 +282,7 @@ class _Writer:
         n = module.out_features
         weight = self.array(module, "weight")
         bias = self.optional(module, "bias", n, 0.0)
-        return self.add(
-            Dense(
-                source,
-                n,
-                _columns(weight, weight.dtype),
-                np.array(bias),
-                parameters=(module.weight, module.bias),
-            )
-        )
+        return self.add(Dense(source, n, _columns(weight, weight.dtype), np.array(bias)))
 
     def write_activation(self, module: Any, source: int) -> int:
         n = self.sizes[source]
@@ -494,9 +306,7 @@ class _Writer:
             raise UnsupportedStep(f"LayerNorm of {module.normalized_shape}, got {n} features")
         weight = np.array(self.optional(module, "weight", n, 1.0))
         bias = np.array(self.optional(module, "bias", n, 0.0))
-        parameters = (module.weight, module.bias)
-        norm = LayerNormalization(source, n, weight, bias, module.eps, parameters=parameters)
-        return self.add(norm)
+        return self.add(LayerNormalization(source, n, weight, bias, module.eps))
 
     def write_batch_norm(self, module: Any, source: int) -> int:
         self._check_size(module, source, module.num_features)
@@ -671,9 +481,7 @@ class _Writer:
         weight = self.array(linear, "weight")
         bias = self.optional(linear, "bias", len(weight), 0.0)
         no_products = np.empty((0, module.n_out), weight.dtype)
-        arrays = [weight, no_products, bias]
-        parameters = (linear.weight, linear.bias)
-        return self._add_cell(module.kernel, 0.0, source, states, 0, arrays, parameters)
+        return self._add_cell(module.kernel, 0.0, source, states, 0, [weight, no_products, bias])
 
     def write_diagonal(self, module: Any, source: int, states: tuple[int, ...]) -> int:
         """Write an LRU: products, eigenvalues, products, and those of the input."""
@@ -687,36 +495,34 @@ class _Writer:
         scaled = np.exp(gamma_log.astype(float)).repeat(2)[:, None] * w_in
         dtype = w_in.dtype
         added = self.add(Dense(source, n, _columns(scaled, dtype), np.zeros(n, dtype)))
-        own = (module.nu_log, module.theta_log, module.gamma_log, module.weight_in)
-        h = self.add(Diagonal(added, n, states, pairs.astype(dtype), parameters=own))
-        y = self._add_product(h, _columns(w_out, dtype), module.weight_out)
-        skipped = self._add_product(source, _columns(skip, dtype), module.weight_skip)
+        h = self.add(Diagonal(added, n, pairs.astype(dtype), states=states))
+        y = self._add_product(h, _columns(w_out, dtype))
+        skipped = self._add_product(source, _columns(skip, dtype))
         return self.add(Sum(y, module.n_out, skipped))
 
-    def _add_product(self, source: int, weight: np.ndarray, parameter: Tensor) -> int:
+    def _add_product(self, source: int, weight: np.ndarray) -> int:
         """Add a product without a bias."""
         n = weight.shape[1]
-        zeros = np.zeros(n, weight.dtype)
-        return self.add(Dense(source, n, weight, zeros, parameters=(parameter, None)))
+        return self.add(Dense(source, n, weight, np.zeros(n, weight.dtype)))
 
     def write_lags(self, module: Any, source: int, states: tuple[int, ...]) -> int:
         self._check_size(module, source, module.n_in)
         n_out = module.n_in * len(module.lags)
-        return self.add(LagValues(source, n_out, states, tuple(module.lags)))
+        return self.add(LagValues(source, n_out, tuple(module.lags), states=states))
 
     def write_means(self, module: Any, source: int, states: tuple[int, ...]) -> int:
         self._check_size(module, source, module.n_in)
         factors = self.other_array(module, "factors").astype(self._dtype)
-        return self.add(Means(source, len(factors), states, factors))
+        return self.add(Means(source, len(factors), factors, states=states))
 
     def write_rolling(self, module: Any, source: int, states: tuple[int, ...]) -> int:
         self._check_size(module, source, module.n_in)
         n_out = 3 * module.n_in * len(module.spans)
-        return self.add(Rolling(source, n_out, states, tuple(module.spans)))
+        return self.add(Rolling(source, n_out, tuple(module.spans), states=states))
 
     def write_running(self, module: Any, source: int, states: tuple[int, ...]) -> int:
         self._check_size(module, source, module.n_in)
-        return self.add(Running(source, 7 * module.n_in + 1, states))
+        return self.add(Running(source, 7 * module.n_in + 1, states=states))
 
     def write_kernels(self, module: Any, source: int, states: tuple[int, ...]) -> int:
         self._check_size(module, source, module.n_in)
@@ -727,7 +533,8 @@ class _Writer:
         channels = np.array(self.other_array(module, "channels")[:n_kernels])
         if len(TRIPLES) * plan[:, 1].sum() != len(biases):
             raise UnsupportedStep(f"{len(biases)} biases, for the dilations and numbers {plan}")
-        return self.add(KernelHits(source, 2 * len(biases), states, plan, channels, biases))
+        n_out = 2 * len(biases)
+        return self.add(KernelHits(source, n_out, plan, channels, biases, states=states))
 
     def _add_cell(
         self,
@@ -737,7 +544,6 @@ class _Writer:
         states: tuple[int, ...],
         place: int,
         weights: Sequence[np.ndarray],
-        parameters: tuple[Tensor | None, ...] = (),
     ) -> int:
         """Add a cell with weights of x and h, and with no bias, one, or one for each."""
         form = CELL_ROWS[number]
@@ -753,13 +559,12 @@ class _Writer:
             H,
             number,
             float(alpha),
-            states,
-            place,
             form.rows,
             _in_rows(w_x, form.of_x, 0, H),
             _in_rows(w_h, form.of_h, form.rows - len(form.of_h), H),
             bias.ravel(),
-            parameters=parameters,
+            states=states,
+            place=place,
         )
         return self.add(operation)
 
@@ -818,8 +623,8 @@ _FUNCTION_NAMES: dict[Any, str] = {
     torch.tanh: "tanh",
     torch.sigmoid: "sigmoid",
     F.silu: "silu",
-    psigmoid: "psigmoid",
-    ptanh: "ptanh",
+    psigmoid: "parabolic_sigmoid",
+    ptanh: "parabolic_tanh",
 }
 # Exact classes only: subclasses may compute something else.
 _WRITERS: dict[type, _Write] = {

@@ -1,4 +1,4 @@
-"""A gradient step whose loss is a function, for a whole batch or for its parts in threads."""
+"""A gradient step whose loss is a function of a batch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from fluxutils_py.training.gradient_step import GradientStep
 from fluxutils_py.training.sharding import shard as slice_of_rank
 from fluxutils_py.training.step_info import BatchLoss
-from fluxutils_py.training.threaded_loss import ThreadedLoss
 
 Compute = Callable[[Any], BatchLoss | None]
 
@@ -21,9 +20,9 @@ class FunctionStep(GradientStep):
 
     Parameters
     ----------
-    compute : callable or ThreadedLoss
+    compute : callable
         ``compute(batch)`` returns a :class:`BatchLoss`, or None if there is nothing to learn from
-        the batch. With a ``ThreadedLoss``, losses are never deferred, as its threads read them.
+        the batch.
     optimizer, model, params, **settings
         See :class:`GradientStep`.
     shard : callable, optional
@@ -36,7 +35,7 @@ class FunctionStep(GradientStep):
 
     def __init__(
         self,
-        compute: Compute | ThreadedLoss,
+        compute: Compute,
         optimizer: torch.optim.Optimizer | None,
         model: nn.Module | None = None,
         params: Iterable[Tensor] | None = None,
@@ -50,23 +49,13 @@ class FunctionStep(GradientStep):
         self._shard = shard
         self._function_again = compute_again
         self._place_of = describe
-        if isinstance(compute, ThreadedLoss):
-            settings["defer"] = False  # its losses are numbers already
         super().__init__(optimizer, model, params, **settings)
 
     def compute_loss(self, batch: Any) -> BatchLoss | None:
-        if isinstance(self._function, ThreadedLoss):
-            return self._function(batch, self.params, self.scaled)
         return self._function(batch)
 
     def compute_again(self, batch: Any) -> None:
-        # In this thread: the hooks that look for the first module are not made for several.
-        if self._function_again is not None:
-            self._function_again(batch)
-        elif isinstance(self._function, ThreadedLoss):
-            self._function.run_again(batch)
-        else:
-            self._function(batch)
+        (self._function_again or self._function)(batch)
 
     def shard(self, batch: Any, rank: int, size: int) -> Any:
         return self._shard(batch, rank, size)

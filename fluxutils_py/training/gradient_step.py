@@ -17,13 +17,12 @@ from fluxutils_py.nn.vectors import dense_gradients
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.parallel.communicator import describe_by_rank
 from fluxutils_py.parallel.gradient_vector import GradientVector, Totals
-from fluxutils_py.torch_private import note_nonfinite, note_optimizer_call
+from fluxutils_py.torch_private import note_nonfinite
 from fluxutils_py.training.added_losses import collected_losses
-from fluxutils_py.training.gradients import (
+from fluxutils_py.training.loss_checks import (
     OWN_BATCHES,
     as_scalar,
     call_without_batch_norm,
-    laid_out_like,
     require_gradient,
     require_no_batch_norm,
 )
@@ -99,10 +98,9 @@ class GradientStep:
         Whether to go on where the loss is finite and the gradient is not, as gomlx does: the
         gradient of a parameter becomes zero if any of its elements is NaN or infinite (with SGD,
         only these elements), and an element whose update would not be finite keeps its value.
-    precision : {"float32", "bfloat16", "float16"}
+    precision : {"float32", "bfloat16"}
         Type of the products in :meth:`compute_loss`, by torch's autocast; parameters, gradients and
-        losses stay float32. Float16 losses are scaled, see ``LossScale``; an update that overflows
-        is skipped, and 40 in a row are an error.
+        losses stay float32.
     reduction : {"mean", "sum"}
         How to combine the losses of ranks: mean by their weights, or sum.
     n_numbers : int
@@ -186,7 +184,6 @@ class GradientStep:
         self._layers = [] if model is None else recurrent_layers(model)
         self._begun_with: list[State | None] | None = None  # the layers' states before the step
         self._defer = defer
-        self._scale: LossScale | None = None
         require_float32(self.params, precision)
         self.bind()
 
@@ -205,8 +202,6 @@ class GradientStep:
         self.autocast = autocast(self.precision, values.device)
         in_float32 = self.precision == "float32"
         self._compute = self.compute_loss if in_float32 else self.autocast(self.compute_loss)
-        is_scaled = self.precision == "float16" and self.optimizer is not None
-        self._scale = LossScale(values.device, self._scale) if is_scaled else None
         self._waiting = WaitingGradients(self.vector) if self.accumulate > 1 else None
 
     # -- what a subclass gives ---------------------------------------------------------------------
@@ -235,6 +230,9 @@ class GradientStep:
 
     def observe(self, gradient: Tensor) -> None:
         """Look at the gradient vector of an update, before clipping."""
+
+    def count(self) -> None:
+        """Count a batch, once it is known that its step counts on all ranks."""
 
     # -- one batch ---------------------------------------------------------------------------------
 
@@ -294,6 +292,7 @@ class GradientStep:
         """Accumulate the gradient of the whole batch; update the parameters when it is time to."""
         if whole is None:
             return None
+        self.count()
         loss = whole.value
         if loss is None or not whole.n_live:
             return StepInfo(None, 0)
@@ -301,7 +300,7 @@ class GradientStep:
         norm = loss
         # Several ranks have added theirs already: they need the sums that came with the loss.
         if self._waiting is not None and self.ranks.is_single:
-            if self._scale is None and not self.clip_nan:
+            if not self.clip_nan:
                 norm = self._gradient_norm(batch)
             self._waiting.add(whole.n_live, whole.n_live)
         if self._waiting is None or self._waiting.n == self.accumulate:
@@ -366,7 +365,7 @@ class GradientStep:
         """Turn the summed gradient into a mean, or let this rank's part of it wait."""
         if self._waiting is None:
             self.vector.values.div_(divisor)
-        elif totals.bad_norm and self._scale is None and not self.clip_nan:
+        elif totals.bad_norm and not self.clip_nan:
             self._raise_not_finite("gradient norm", totals.bad_norm, batch)
         elif totals.n_live:
             factor = totals.n_live * part.weight_in_mean / divisor if part.n_live else None
@@ -393,20 +392,11 @@ class GradientStep:
             part = call_without_batch_norm(self._compute, batch, "ranks", OWN_BATCHES)
         if part is None:
             return None
-        if part.gradients is not None:
-            value = self._read_number("loss", part.loss, batch)
-            for p, g in zip(self.params, part.gradients, strict=True):
-                p.grad = laid_out_like(p, g)
-            return LocalLoss(value, part)
         loss = as_float32(as_scalar(part.loss))
         value = self._read_number("loss", loss.detach(), batch)
         require_gradient(loss)
-        self.scaled(loss).backward()
+        loss.backward()
         return LocalLoss(value, part)
-
-    def scaled(self, loss: Tensor) -> Tensor:
-        """Return a loss as it is to be differentiated: in float16 times the ``LossScale``."""
-        return loss if self._scale is None else loss * self._scale.value
 
     # -- the update --------------------------------------------------------------------------------
 
@@ -417,14 +407,15 @@ class GradientStep:
         layouts = None
         if self._waiting is not None and self._waiting.n:
             layouts = self._waiting.take_mean()
-        if self._scale is not None:
-            self._scale.unscale_(self.vector.values)
         if self.clip_nan:
             self.vector.drop_nonfinite(by_element=isinstance(self.optimizer, torch.optim.SGD))
         norm = self._gradient_norm(batch)
         self.observe(self.vector.values)
         if self.optimizer is not None:
-            self.ranks.guard(self._apply, self.optimizer, norm, layouts)
+            if self.ranks.is_single:  # the way that a reader of a traceback follows
+                self._apply(self.optimizer, norm, layouts)
+            else:
+                self.ranks.guard(self._apply, self.optimizer, norm, layouts)
         return norm
 
     def _gradient_norm(self, batch: object) -> Number:
@@ -440,7 +431,7 @@ class GradientStep:
         """Clip the gradient and step the optimizer."""
         if layouts is not None:
             self.vector.assign(layouts)
-        elif self._scale is not None or self.clip_nan or not self.ranks.is_single:
+        elif self.clip_nan or not self.ranks.is_single:
             # Else the parameters still hold the gradients that the vector was filled from.
             self.vector.assign(self.vector.layouts())
         if self.clip is not None:
@@ -448,11 +439,8 @@ class GradientStep:
         before = [p.detach().clone() for p in self.params] if self.clip_nan else []
         if self.defer:
             self._step_unless_failed(optimizer)
-        elif self._scale is None or not self._scale.skip:
-            optimizer.step()
         else:
-            require_progress(float(self._scale.n_skipped))
-            note_optimizer_call(optimizer)
+            optimizer.step()
         if before:
             self._keep_finite(before)
         self.n_updates += 1
@@ -477,8 +465,6 @@ class GradientStep:
     def _step_unless_failed(self, optimizer: Any) -> None:
         """Step a fused optimizer as GradScaler does: it does nothing if ``found_inf`` is set."""
         optimizer.found_inf = self._failed
-        if self._scale is not None:
-            optimizer.found_inf = torch.maximum(self._failed, self._scale.skip.float())
         try:
             optimizer.step()
         finally:
@@ -510,16 +496,13 @@ class GradientStep:
         the step failed.
         """
 
-        def check(loss: float, norm: float, n_skipped: float = 0.0) -> None:
-            require_progress(n_skipped)
+        def check(loss: float, norm: float) -> None:
             for name, number in (("loss", loss), ("gradient norm", norm)):
                 if not math.isfinite(number):
                     self.n_updates = n_updates  # later steps changed nothing either
                     self._raise_not_finite(name, number, batch)
 
-        if self._scale is None:
-            return PendingLoss((loss, norm), check)
-        return PendingLoss((loss, norm, self._scale.n_skipped), check)
+        return PendingLoss((loss, norm), check)
 
     # -- errors ------------------------------------------------------------------------------------
 
@@ -575,11 +558,7 @@ class GradientStep:
     def state_dict(self) -> dict[str, Any]:
         """Return the waiting gradients and the number of updates as plain data."""
         waiting = None if self._waiting is None else self._waiting.state_dict()
-        return {
-            "n_updates": self.n_updates,
-            "waiting": waiting,
-            "scale": None if self._scale is None else self._scale.state_dict(),
-        }
+        return {"n_updates": self.n_updates, "waiting": waiting}
 
     def reshard_state_dict(
         self, states: Sequence[Mapping[str, Any]], rank: int, size: int
@@ -592,8 +571,6 @@ class GradientStep:
         """Restore the state that :meth:`state_dict` returned."""
         self.n_updates = state["n_updates"]
         self._synchronized = True  # buffers of ranks differ until they are averaged
-        if self._scale is not None and state["scale"] is not None:
-            self._scale.load_state_dict(state["scale"])
         if self._waiting is not None:
             self._waiting.load_state_dict(state["waiting"])
 
@@ -746,74 +723,3 @@ class WaitingGradients:
         _, _, sums, layouts = zip(*states, strict=True)
         total = sum(sums[1:], first_sum)
         return n, n_live, total, [max(each) for each in zip(*layouts, strict=True)]
-
-
-# -- losses in float16 -----------------------------------------------------------------------------
-
-
-START = 2.0**16
-GROWTH_INTERVAL = 2000  # updates in a row with finite gradients that double the scale
-MOST_SKIPPED = 40  # so many halvings of 2**16 leave 2**-24, the smallest number in float16
-
-
-class LossScale:
-    """Factor for losses in float16, which adapts to the gradients.
-
-    It follows torch's ``GradScaler``, but uses the gradient vector that all ranks share: an update
-    with an infinite or NaN gradient halves the scale, 2000 others in a row double it. No value is
-    read back from the GPU. Source: Micikevicius et al. (2018), Mixed precision training,
-    arXiv:1710.03740.
-
-    Attributes
-    ----------
-    value : Tensor
-        The scale, a scalar.
-    skip : Tensor
-        Whether the last gradient was not finite.
-    n_skipped : Tensor
-        Number of updates in a row whose gradient was not finite.
-    """
-
-    def __init__(self, device: torch.device, earlier: LossScale | None = None) -> None:
-        self.value = torch.tensor(START, device=device)
-        self.skip = torch.zeros((), dtype=torch.bool, device=device)
-        self.n_skipped = torch.zeros((), dtype=torch.int64, device=device)
-        self._n_grown = torch.zeros((), dtype=torch.int64, device=device)
-        if earlier is not None:
-            self.load_state_dict(earlier.state_dict())
-
-    def unscale_(self, gradient: Tensor) -> None:
-        """Divide the gradient of an update by the scale, or set it to zero if it is not finite;
-        adapt the scale.
-        """
-        gradient.div_(self.value)
-        self.skip = ~torch.linalg.vector_norm(gradient).isfinite()
-        gradient.masked_fill_(self.skip, 0)
-        self.n_skipped = torch.where(self.skip, self.n_skipped + 1, 0)
-        self._n_grown = torch.where(self.skip, 0, self._n_grown + 1)
-        grown = self._n_grown == GROWTH_INTERVAL
-        self._n_grown.masked_fill_(grown, 0)
-        if_finite = torch.where(grown, self.value * 2, self.value)
-        self.value = torch.where(self.skip, self.value / 2, if_finite)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """Return scale and counts."""
-        return {"value": self.value, "n_skipped": self.n_skipped, "n_grown": self._n_grown}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
-        device = self.value.device
-        self.value = state["value"].to(device)
-        self.n_skipped = state["n_skipped"].to(device)
-        # A copy: this count is changed in place, which must not reach the saved state.
-        self._n_grown = state["n_grown"].to(device, copy=True)
-
-
-def require_progress(n_skipped: float) -> None:
-    """Raise FloatingPointError if too many updates in a row were skipped."""
-    if n_skipped >= MOST_SKIPPED:
-        raise FloatingPointError(
-            f"the gradient in float16 was infinite or NaN in {int(n_skipped)} updates in a row, "
-            "however small the scale of the loss: train with precision='bfloat16', which has the "
-            "range of float32"
-        )

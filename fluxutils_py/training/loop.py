@@ -257,7 +257,8 @@ class Loop:
             while self.epoch < end_epoch and not (self.stopped and self.epoch_step == 0):
                 if self.steps_per_epoch is None and self.epoch > self.start_epoch:
                     self.end_step = self._estimated_end(epochs)
-                self._run_epoch(batches)
+                self._take_steps(batches)
+                self._end_epoch(batches)
         return self.metrics
 
     def _settings_of_run(self, epochs: int) -> dict[str, Any]:
@@ -374,10 +375,6 @@ class Loop:
         self.hooks.run(event, self)
         self.ranks.allgather()  # an error or a wish to stop on one rank is then known on all
 
-    def _run_epoch(self, batches: Iterable[Any]) -> None:
-        self._take_steps(batches)
-        self._end_epoch(batches)
-
     def _end_epoch(self, batches: Iterable[Any]) -> None:
         """Record an epoch whose steps have been taken, and call its hooks."""
         self.record = {"epoch": self.epoch + 1, **self._progress.record()}
@@ -406,9 +403,10 @@ class Loop:
                 break  # on several ranks, others may still have batches
             self.loop_step = self.step
             began = clock()
-            info = self._checked_step(batch) if ranks.is_single else self._step_with_others(batch)
+            info = self.step_fn(batch) if ranks.is_single else self._step_with_others(batch)
             if info is None:
                 break
+            self._require_finite(info)
             self.train_step_durations.append(clock() - began)
             # Counted before the hooks, which read the record and may save it.
             progress.add(info)
@@ -420,8 +418,7 @@ class Loop:
         self.loop_step = self.step
         ranks.allgather()
 
-    def _checked_step(self, batch: object) -> StepInfo | None:
-        info = self.step_fn(batch)
+    def _require_finite(self, info: StepInfo | None) -> StepInfo | None:
         loss = None if info is None else info.batch_loss
         # A pending loss checks itself when it is read.
         if not (loss is None or isinstance(loss, PendingLoss) or math.isfinite(loss)):
@@ -436,7 +433,7 @@ class Loop:
             return None
         if batch is NO_MORE:
             return StepInfo(None, 0)
-        return self.ranks.guard(self._checked_step, batch)
+        return self.ranks.guard(lambda: self._require_finite(self.step_fn(batch)))
 
     # -- state -------------------------------------------------------------------------------------
 

@@ -54,7 +54,7 @@ class Predictor:
         Series to predict, possibly none; other ranks predict the rest. By default all.
     keep_state : bool
         Whether to keep the final states for :meth:`state`.
-    precision : {"float32", "bfloat16", "float16"}
+    precision : {"float32", "bfloat16"}
         See :class:`InferenceSession`.
     ends_only : bool
         Whether only the outputs at the last step of each series are needed. A model that can move

@@ -9,23 +9,18 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fluxutils_py.training.gradients import Gradients
-
 
 class BatchLoss(NamedTuple):
     """Loss of a batch, or of this rank's part of it.
 
     Attributes
     ----------
-    loss : Tensor or float
-        Scalar tensor to differentiate; a number if ``gradients`` are given.
+    loss : Tensor
+        Scalar tensor to differentiate.
     n_live : float
         Amount of data that the loss is a mean over: its weight in means over batches and ranks.
     weight : float, optional
         Weight of the loss among the ranks, if it differs from ``n_live``.
-    gradients : tuple, optional
-        Gradients that threads have computed, one per parameter; None for parameters without a
-        gradient.
     numbers : sequence of float
         Further means over the same data, to average over ranks.
     """
@@ -33,12 +28,11 @@ class BatchLoss(NamedTuple):
     loss: Any
     n_live: float = 1.0
     weight: float | None = None
-    gradients: Gradients | None = None
     numbers: Sequence[float] = ()
 
     @property
     def weight_in_mean(self) -> float:
-        """Weight of the loss among the parts of a batch, on ranks or in threads."""
+        """Weight of the loss among the parts of a batch on the ranks."""
         return self.n_live if self.weight is None else self.weight
 
 

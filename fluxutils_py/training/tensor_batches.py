@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import islice
@@ -71,7 +71,7 @@ class TensorBatches:
         self.rng = rng
         self.rank = rank
         self.size = size
-        self.observe: Callable[[Minibatch], None] | None = None  # called once, with each batch
+        self.observers: list[Callable[[Minibatch], None]] = []  # of the batches of one pass
         self._began: dict[str, Any] | None = None  # generator state at the start of the last pass
 
     def __len__(self) -> int:
@@ -84,12 +84,13 @@ class TensorBatches:
         """Iterate over a pass without its first ``n`` batches, which are not read.
 
         With ``n > 0`` this repeats the last pass, also in another process that has loaded
-        :meth:`state_dict`. ``observe`` is called with each batch of the next pass, if it is whole.
+        :meth:`state_dict`. The ``observers`` are called with each batch of the next pass, if it is
+        whole, and then left.
         """
-        observe = self.observe
-        self.observe = None
+        observers = self.observers
+        self.observers = []
         batches = self._pass(n)
-        return batches if observe is None or n else observed(batches, observe)
+        return observed(batches, observers) if observers and not n else batches
 
     def _pass(self, n: int) -> Generator[Minibatch, None, None]:
         if self.rng is not None:
@@ -174,10 +175,11 @@ class TensorBatches:
 
 
 def observed(
-    batches: Generator[Minibatch, None, None], observe: Callable[[Minibatch], None]
+    batches: Generator[Minibatch, None, None], observers: Sequence[Callable[[Minibatch], None]]
 ) -> Iterator[Minibatch]:
-    """Yield batches after calling a function with each."""
+    """Yield batches after calling some functions with each."""
     with closing(batches):
         for batch in batches:
-            observe(batch)
+            for observe in observers:
+                observe(batch)
             yield batch

@@ -4,11 +4,14 @@ model.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from fluxutils_py.nn.kernels import library, n_threads
+from fluxutils_py.tree import tree_map
 
 SMALL_COPY = 4096  # values up to which plain NumPy copies are fastest
 # As csrc/kernels.h numbers them.
@@ -168,3 +171,12 @@ class _Writable:
         address, _ = interface["data"]
         interface["data"] = (address, False)
         self.__array_interface__ = interface
+
+
+def detached(prediction: Any) -> Any:
+    """Return a prediction, a tree, without its graph."""
+
+    def detach(leaf: Any) -> Any:
+        return leaf.detach() if isinstance(leaf, Tensor) else leaf
+
+    return tree_map(detach, prediction)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fluxutils_py.errors import LoadError
 from fluxutils_py.nn.first_nonfinite import is_finite
 from fluxutils_py.nn.losses import Loss, SeqLoss, needs_weights, takes_weights
-from fluxutils_py.nn.model_windows import run_window
+from fluxutils_py.nn.model_windows import context_steps, needs_context, run_window
 from fluxutils_py.nn.recurrent import State, map_state
 from fluxutils_py.nn.sensitivities import carrying_sensitivities
 from fluxutils_py.nn.states import (
@@ -26,12 +26,11 @@ from fluxutils_py.nn.states import (
     sensitivities,
     snapshot,
 )
-from fluxutils_py.parallel import RankGroup, Threads
+from fluxutils_py.parallel import RankGroup
 from fluxutils_py.training.gradient_step import BatchLoss, GradientStep
+from fluxutils_py.training.loss_checks import as_scalar
 from fluxutils_py.training.minibatch import Minibatch
 from fluxutils_py.training.resharding import mean_of_buffers, reshard_rows
-from fluxutils_py.training.step_info import StepInfo
-from fluxutils_py.training.threaded_loss import WindowReplicas, window_loss
 
 
 class WindowStep(GradientStep):
@@ -47,8 +46,6 @@ class WindowStep(GradientStep):
         ``loss(model, xs, ys)`` or ``loss(model, xs, ys, ws)``, returning a scalar.
     optimizer : torch.optim.Optimizer or None
         None: only compute gradients, see :meth:`mean_gradient`.
-    threads : Threads, optional
-        Running threads, over which to divide the series of each window.
     gradient : {"truncated", "exact"}
         "exact": diagonal layers carry the sensitivity of their state to their parameters from
         window to window, see ``nn/sensitivities.py``. Windows must not overlap.
@@ -81,7 +78,6 @@ class WindowStep(GradientStep):
         clip: float | None = None,
         accumulate: int = 1,
         precision: str = "float32",
-        threads: Threads | None = None,
         gradient: str = "truncated",
         defer: bool | None = None,
     ) -> None:
@@ -90,10 +86,6 @@ class WindowStep(GradientStep):
         self._takes_weights = takes_weights(loss)
         self._needs_weights = needs_weights(loss)
         self._loss_is_sum = is_sum(loss)
-        self._replicas: WindowReplicas | None = None
-        if threads is not None and threads.n > 1:
-            self._replicas = WindowReplicas(model, loss, threads)
-            defer = False  # the threads read their losses
         super().__init__(
             optimizer,
             model,
@@ -111,16 +103,6 @@ class WindowStep(GradientStep):
         self._next_states: list[State | None] = []  # at the first step of the next window
         self._overlap_states: list[State | None] = []  # with which the last overlap began
         self.start_epoch()
-
-    def __call__(self, batch: Minibatch | None) -> StepInfo | None:
-        """Train on one window, or this rank's part of it. Return None, without counting it, if
-        ranks agreed to stop.
-        """
-        self._live_part = 0.0
-        info = super().__call__(batch)
-        if info is not None:
-            self._n_live += self._live_part
-        return info
 
     # -- one epoch ---------------------------------------------------------------------------------
 
@@ -147,6 +129,10 @@ class WindowStep(GradientStep):
         """Forget states and waiting gradients, so that the model can be used after an error."""
         reset(self.model)
         super().discard()
+
+    def count(self) -> None:
+        self._n_live += self._live_part
+        self._live_part = 0.0
 
     def observe(self, gradient: Tensor) -> None:
         self._gradient_sum += gradient
@@ -218,6 +204,7 @@ class WindowStep(GradientStep):
 
     def compute_loss(self, batch: Minibatch) -> BatchLoss | None:
         """Run the model over a window; return the loss, None if no step of the window has one."""
+        self._live_part = 0.0
         index = batch.index
         assert index is not None
         if not len(index.segments):  # this rank has no series
@@ -249,9 +236,6 @@ class WindowStep(GradientStep):
         if not self.ranks.is_single:
             weight = 1.0 if self._loss_is_sum else loss_weight(self.loss, batch, n_live)
             self._live_part = n_live
-        if self._replicas is not None:
-            value, gradients = self._replicas.gradient(batch, ws, self.scaled)
-            return BatchLoss(value, n_live, weight, gradients)
         loss = window_loss(self.loss, self.model, batch.x, batch.y, ws, n_overlap)
         return BatchLoss(loss, n_live, weight)
 
@@ -283,6 +267,34 @@ class WindowStep(GradientStep):
         if batch.weight is None and self._needs_weights:
             return self._gradient_sum.new_ones(*batch.labels[0].shape[:2], 1)
         return batch.weight
+
+
+def window_loss(
+    loss: Loss, model: nn.Module, xs: Any, ys: Any, ws: Tensor | None, n_overlap: int = 0
+) -> Tensor:
+    """Return the loss over a window without its first ``n_overlap`` steps, through which gradients
+    still flow.
+
+    A recurrent model runs through these steps before the loss is called. For a model that needs its
+    context in the same call, they are put before each window that the loss passes to it, and cut
+    off from its outputs. So a user's loss always gets the window without them.
+    """
+    if n_overlap:
+        before = _slice_steps(xs, slice(0, n_overlap))
+        xs = _slice_steps(xs, slice(n_overlap, None))
+        steps = (before,) if isinstance(before, Tensor) else before
+        if needs_context(model, steps):
+            with context_steps(model, steps):
+                return window_loss(loss, model, xs, ys, ws)
+        # its outputs are not needed: gradients flow back through the state
+        run_window(model, before)
+    return as_scalar(loss(model, xs, ys) if ws is None else loss(model, xs, ys, ws))
+
+
+def _slice_steps(xs: Any, which: slice) -> Any:
+    if isinstance(xs, Tensor):
+        return xs[which]
+    return tuple(x[which] for x in xs)
 
 
 def is_sum(loss: Loss) -> bool:
@@ -337,7 +349,7 @@ def evaluate_windows(
     batches : iterable of Minibatch
         This rank's part of each window.
     comm : None or RankGroup
-    precision : {"float32", "bfloat16", "float16"}
+    precision : {"float32", "bfloat16"}
 
     Returns
     -------

@@ -229,7 +229,7 @@ class SequenceScaler(SequenceTransformer):
             inputs, series = self._read_series(x, layout, pool, lengths, starts)
             weight = pool.weight(sample_weight, inputs)
             if weight is not None:  # checks it: the scale of weights does not matter
-                weight.normalize(inputs.whole(), (), add_up=pool.total)
+                weight = weight.normalized(inputs.whole(), (), add_up=pool.total)
             blocks = read_numbers(series, inputs, type(self).__name__, weight)
             total = pool.moments(moments(blocks, series.F))
         if layout is not None:

@@ -14,7 +14,7 @@ from fluxutils_py.data import SeriesArray
 from fluxutils_py.data.arrays import read_block
 from fluxutils_py.data.filling import ForwardFilled
 from fluxutils_py.data.indexing import Index
-from fluxutils_py.data.lazy import StretchedArray
+from fluxutils_py.data.lazy import DerivedArray
 from fluxutils_py.exporting import InitialState
 from fluxutils_py.inputs.inputs import Inputs
 from fluxutils_py.inputs.sharded_data import SeriesPool
@@ -232,7 +232,7 @@ class FeaturesBlock:
         return DescribePast(self.fill.as_module(), self.layers)
 
 
-class FeaturesOver(StretchedArray):
+class FeaturesOver(DerivedArray):
     """The features of an array (F, N, T), computed when they are read."""
 
     feature_names = None  # the source's are of other features

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from fluxutils_py.data import LazyArray, SampleWeight, SeriesArray
 from fluxutils_py.data.arrays import DuckArray, in_memory, read_block
 from fluxutils_py.data.blocks import block_slices
-from fluxutils_py.data.filling import WithPadding
-from fluxutils_py.data.ragged import MappedSeries
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.series import Bounds, find_bounds
 from fluxutils_py.data.views import SequenceView, TimestepsView
@@ -226,12 +224,12 @@ def _apply_within(function: BlockFunction, block: np.ndarray, bounds: Bounds | N
 
 def _apply_lazily(function: BlockFunction, array: Any, bounds: Bounds | None) -> DuckArray:
     """Apply a function of blocks to an array (F, N, T) when it is read."""
+    at = None if bounds is None else bounds.nan_outside
     if not depends_on_past(function):
-        result: DuckArray = LazyArray(array, functions=(function,))
-    else:
-        n_series = array.shape[1]
-        result = function.over(array, np.zeros(n_series, int) if bounds is None else bounds.first)
-    return result if bounds is None else WithPadding(result, bounds)
+        return LazyArray(array, functions=(function,), at=at)
+    n_series = array.shape[1]
+    result = function.over(array, np.zeros(n_series, int) if bounds is None else bounds.first)
+    return result if at is None else LazyArray(result, at=at)
 
 
 def _of_all(view: SequenceView, array: Any, bounds: Bounds | None) -> Bounds | None:
@@ -261,8 +259,8 @@ def _of_one_series(function: BlockFunction, array: Any, bounds: Bounds | None) -
         n_features, n_steps = array.shape
         block = read_block(array, range(n_features), range(n_steps))
         return _apply_within(function, block[:, None], bounds)[:, 0]
-    mapped = MappedSeries(array, function)
-    return mapped if bounds is None else WithPadding(mapped, bounds)
+    at = None if bounds is None else bounds.nan_outside
+    return LazyArray(array, functions=(function,), at=at)
 
 
 class SequenceTransformer(

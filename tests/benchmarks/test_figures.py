@@ -143,11 +143,6 @@ FIGURES = [
     ("docs/benchmarks.md", "| A/A | {0} | {1} |", *fits("fused again")),
     ("docs/benchmarks.md", "that is not fused | {0} | {1} |", *fits("loop, AdamW")),
     ("docs/benchmarks.md", "| **`Estimator.fit`** | **{0}** | **{1}** |", *fits("Estimator.fit")),
-    (
-        "docs/benchmarks.md",
-        "| `Estimator.fit`, `n_jobs=2` | {0} | {1} |",
-        *fits("Estimator.fit, n_"),
-    ),
     ("docs/benchmarks.md", "two ranks, the same work | {0} | {1} |", *fits("Estimator.fit, 2 r")),
     ("docs/benchmarks.md", "by a subclass | {0} | {1} |", *fits("skorch")),
     ("docs/benchmarks.md", "manual optimisation | {0} | {1} |", *fits("Lightning")),

@@ -63,17 +63,16 @@ def evaluation(n_in):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n_jobs", [None, 2])
 @pytest.mark.parametrize(
     "spec", [Spec(2, 3, 4, shuffle=True), Spec(2, 3, 4, overlap=3, accumulate=2, burn_in=1)]
 )
-def test_fitting_with_evaluation_after_each_step_is_fitting_without(spec, n_jobs):
+def test_fitting_with_evaluation_after_each_step_is_fitting_without(spec):
     x = np.random.default_rng(0).normal(size=(2, 7, 11)).astype("f4")
     results = []
     action = evaluation(2).add_result_processor(lambda found, loop: results.append(found))
     fitted = []
     for callbacks in ([], [action]):
-        est = Estimator(recurrent(2), spec=spec, random_state=0, n_jobs=n_jobs, callbacks=callbacks)
+        est = Estimator(recurrent(2), spec=spec, random_state=0, callbacks=callbacks)
         fitted.append(est.fit(x, x.mean(0, keepdims=True)))
     alone, watched = fitted
     np.testing.assert_array_equal(net2vec(watched), net2vec(alone))

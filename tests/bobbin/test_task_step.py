@@ -1,6 +1,5 @@
 """The step of a task in a loop by hand."""
 
-import pytest
 import torch
 from torch import nn
 
@@ -44,25 +43,3 @@ def test_one_step_function_takes_one_state_after_another():
         (step(state, x, 0), step(state, None, 0))
         assert (state.step, step.model is model, step.optimizer is state.opt) == (1, True, True)
         assert not torch.equal(model.weight, weight)
-
-
-@pytest.mark.parametrize(
-    ("aux", "path"),
-    [
-        (lambda out: {"pred": out[:, 0], "seen": len(out)}, "pred"),
-        (lambda out: {"deep": {"seen": len(out)}}, "deep/seen"),
-        (lambda out: (1, [out]), "aux/0"),
-        (lambda out: "text", "aux"),
-    ],
-)
-def test_auxiliary_outputs_are_refused_in_threads(aux, path):
-    model, x = nn.Linear(3, 1), torch.randn(4, 3)
-    before = [p.detach().clone() for p in model.parameters()]
-    state = TrainState(0, model, torch.optim.SGD(model.parameters(), 0.1))
-    with pytest.raises(ValueError, match=rf"^{path}: .*n_jobs=2 threads: leave out n_jobs"):
-        TaskStep(Tree(aux), n_jobs=2)(state, x, 0)
-    assert state.step == 0
-    assert all(map(torch.equal, model.parameters(), before))
-    for nothing in (lambda out: None), (lambda out: {}):
-        _, info = TaskStep(Tree(nothing), n_jobs=2)(state, x, 0)
-        assert info.metrics == {}

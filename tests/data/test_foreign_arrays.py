@@ -71,7 +71,7 @@ def test_a_masked_one_of_several_inputs_is_an_error(holes):
         with pytest.raises(DataError, match="NaN"):
             Estimator(spec=SPEC).fit(data, np.zeros((1, N, T), "float32"))
     with pytest.raises(DataError, match="sample_weight must be finite"):
-        SampleWeight(Lazy(holes[0]), N, T).normalize(Segments.from_lengths(N, T), ())
+        SampleWeight(Lazy(holes[0]), N, T).normalized(Segments.from_lengths(N, T), ())
 
 
 @pytest.mark.slow

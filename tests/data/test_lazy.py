@@ -148,7 +148,6 @@ def test_what_can_be_a_numpy_view_is_one():
         assert np.array_equal(found, part(series, steps))
     for series, steps in ((np.array([1, 2]), None), (None, range(3, 3))):
         assert isinstance(select(X, series, steps), LazyArray)
-    assert isinstance(select(X, None, None, (np.negative,)), LazyArray)
 
 
 def test_a_map_is_not_read_by_selecting(tmp_path):

@@ -215,29 +215,12 @@ def test_in_memory_means_a_numpy_array_that_maps_no_file(tmp_path):
         assert SeriesArray(source, "x").in_memory == expected, type(source)
 
 
-@pytest.mark.parametrize(
-    ("shape", "remedy"),
-    [
-        ((7,), "; one feature of one series is x[None, None]"),
-        (
-            (7, 11),
-            "; add the missing axis: x[None] for one feature, x[:, None] for one series (F, T), "
-            "x.T[:, None] for one whose rows are time steps (T, F)",
-        ),
-        (
-            (2, 3, 7, 11),
-            "; reshape the leading axes into one, x.reshape(-1, N, T), and back inside the model",
-        ),
-        ((), ""),
-    ],
-)
-def test_arrays_of_other_than_three_axes_are_refused_with_the_remedy(shape, remedy):
+@pytest.mark.parametrize("shape", [(), (7,), (7, 11), (2, 3, 7, 11)])
+def test_arrays_of_other_than_three_axes_are_refused_with_the_remedy(shape):
     with pytest.raises(ShapeError) as caught:
         SeriesArray(np.zeros(shape), "sample x")
-    assert str(caught.value) == (
-        "sample x must have three axes (F, N, T) = (features, series, time steps), got shape "
-        + f"{shape}{remedy}"
-    )
+    assert "sample x must have three axes (F, N, T)" in str(caught.value)
+    assert f"got shape {shape}; x[None] " in str(caught.value)
 
 
 @pytest.mark.parametrize(

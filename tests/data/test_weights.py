@@ -56,7 +56,7 @@ def test_the_mean_over_the_steps_that_count_is_one(form, lengths):
     source = FORMS[form]
     rows = whole(lengths)
     weight = SampleWeight(source, N, T)
-    weight.normalize(rows, ())
+    weight = weight.normalized(rows, ())
     got = weight.read(rows, 0, T).T  # (N, T)
     plain = stretched(source)
     live = (plain > 0) & (np.arange(T) < rows.length[:, None])
@@ -74,9 +74,9 @@ def test_weights_in_hdf5_are_those_in_memory(form, tmp_path):
     array = np.asarray(FORMS[form])
     in_file = hdf5(array, tmp_path)
     for rows in (whole(), rebatch(whole(LENGTHS), 12)[::-1]):
-        got, expected = SampleWeight(in_file, N, T), SampleWeight(array, N, T)
-        for w in (got, expected):
-            w.normalize(whole(LENGTHS), ())
+        got, expected = (
+            SampleWeight(a, N, T).normalized(whole(LENGTHS), ()) for a in (in_file, array)
+        )
         np.testing.assert_array_equal(got.read(rows, 0, 2), expected.read(rows, 0, 2))
 
 
@@ -87,7 +87,7 @@ def test_the_source_is_left_as_it_is(form):
     if isinstance(source, np.ndarray):
         source.flags.writeable = False  # whoever writes to it gets an error
     weight = SampleWeight(source, N, T)
-    weight.normalize(whole(), ())
+    weight = weight.normalized(whole(), ())
     weight.read(whole(), 0, T)[:] = 7
     weight.read(whole()[::-1], 0, T)[:] = 7
     np.testing.assert_array_equal(np.asarray(source), before)
@@ -96,7 +96,7 @@ def test_the_source_is_left_as_it_is(form):
 def test_constant_weights_become_ones():
     for source in (np.full(N, 3), np.full((N, T), 0.1)):
         weight = SampleWeight(source, N, T)
-        weight.normalize(whole(), ())
+        weight = weight.normalized(whole(), ())
         np.testing.assert_allclose(weight.read(whole(), 0, T), np.ones((T, N)), rtol=1e-14)
 
 
@@ -109,7 +109,7 @@ def test_steps_without_a_target_do_not_count():
     labels, flags = np.zeros((1, N, T), int), np.ones((1, N, T), bool)
     source = uneven((N, T))
     weight = SampleWeight(source, N, T)
-    weight.normalize(whole(LENGTHS), [SeriesArray(a, "y") for a in (y, z, labels, flags)])
+    weight = weight.normalized(whole(LENGTHS), [SeriesArray(a, "y") for a in (y, z, labels, flags)])
     live = (source > 0) & ~np.isnan(y).any(0) & ~np.isnan(z[0]) & (np.arange(T) < LENGTHS[:, None])
     got = weight.read(whole(), 0, T).T
     assert got[live].mean() == pytest.approx(1, abs=1e-12)
@@ -173,7 +173,7 @@ def test_weights_that_are_negative_or_no_number_are_refused(shape, value):
     w.reshape(-1)[-1] = value
     weight = SampleWeight(w, N, T)
     with pytest.raises(DataError, match=r"sample_weight .*not negative; use 0"):
-        weight.normalize(whole(), ())
+        weight = weight.normalized(whole(), ())
 
 
 def test_weights_that_leave_nothing_are_refused():
@@ -193,7 +193,7 @@ def test_weights_that_leave_nothing_are_refused():
             DataError,
             match=r"sample_weight .*every step .* 0",
         ):
-            weight.normalize(whole(lengths), ys)
+            weight = weight.normalized(whole(lengths), ys)
         assert weight.scale == 1
 
 
@@ -205,6 +205,6 @@ def test_scaling_does_not_depend_on_the_blocks(monkeypatch, block):
     for size in (block, 1 << 20):
         monkeypatch.setattr(blocks_module, "BLOCK", size)
         weight = SampleWeight(FORMS["steps"], N, T)
-        weight.normalize(whole(LENGTHS), (SeriesArray(y, "y"),))
+        weight = weight.normalized(whole(LENGTHS), (SeriesArray(y, "y"),))
         scales.append(weight.scale)
     assert scales[0] == pytest.approx(scales[1], rel=1e-12)

@@ -412,16 +412,18 @@ class Slots:
         for value in (1, "yes", None)
     ),
     Case("in a Spec", SpecError, "spec.epochs must be a positive integer or None, got 0", settings=given(spec=Spec(epochs=0))),
-    Case("schedule_every", SpecError, "spec.schedule_every must be 'epoch' or 'step', got 'batch'",
-         settings=with_spec(schedule_every="batch")),
-    Case("scheduler", SpecError, ("spec.scheduler must be a function of the optimizer", "functools.partial(", "got 3"),
-         settings=with_spec(scheduler=3)),
-    Case("scheduler instance", SpecError, ("spec.scheduler must be a function of the optimizer", "functools.partial("),
-         settings=lambda: with_spec(scheduler=StepLR(SGD(nn.Linear(1, 1).parameters(), 0.1), 1))()),
+    Case("scheduler", SpecError, ("spec.lr_schedule must be", "a function of the optimizer", "functools.partial(", "got 3"),
+         settings=with_spec(lr_schedule=3)),
+    Case("old names", SpecError, ("scheduler", "given as lr_schedule=f, or ('step', f)"),
+         settings=lambda: {"spec": {**PLAIN, "scheduler": StepLR}}),
+    Case("schedule by a word", SpecError, ("spec.lr_schedule must be", "('step', function)", "got ('batch', "),
+         settings=lambda: with_spec(lr_schedule=("batch", StepLR))()),
+    Case("scheduler instance", SpecError, ("spec.lr_schedule must be", "a function of the optimizer", "functools.partial("),
+         settings=lambda: with_spec(lr_schedule=StepLR(SGD(nn.Linear(1, 1).parameters(), 0.1), 1))()),
     Case("scheduler makes none", TypeError, "must make a torch learning-rate scheduler, it made 3",
-         settings=with_spec(scheduler=lambda optimizer: 3)),
-    Case("plateau per step", SpecError, ("ReduceLROnPlateau", "schedule_every to 'epoch'"),
-         settings=with_spec(scheduler=ReduceLROnPlateau, schedule_every="step")),
+         settings=with_spec(lr_schedule=lambda optimizer: 3)),
+    Case("plateau per step", SpecError, ("ReduceLROnPlateau", "without 'step'"),
+         settings=with_spec(lr_schedule=("step", ReduceLROnPlateau))),
     Case("burn_in too long", ValueError, "burn_in of 12 leaves nothing of series of 12 steps",
          settings=with_spec(burn_in=12)),
     Case("burn_in too long after folding", ValueError,
@@ -581,7 +583,7 @@ def gradient_is(value):
     Case("KeyboardInterrupt", KeyboardInterrupt, "", loops=True, settings=lambda: {"loss": interrupted}),
     Case("new schedule", ZeroDivisionError, "division", loops=True,
          settings=lambda: {"loss": lambda m, xs, ys: 1 / 0,
-                           "spec": {**PLAIN, "scheduler": partial(OneCycleLR, max_lr=1.0, total_steps=9)}}),
+                           "spec": {**PLAIN, "lr_schedule": partial(OneCycleLR, max_lr=1.0, total_steps=9)}}),
     # what a loss without weights cannot do
     Case("sample_weight", ValueError, ("sample_weight is given", "three takes no weights", "loss(model, xs, ys, ws)"),
          given(sample_weight=np.ones(N)), given(loss=three)),
@@ -684,9 +686,6 @@ class OnEpoch:
              f"broadcast_, allgather, barrier), got {value!r}", settings=given(comm=value))
         for value in (5, "solo", SimpleNamespace(rank=0, size=2))
     ),
-    Case("n_jobs 0", ValueError, ("n_jobs must be None, a number of threads", "got 0"), settings=given(n_jobs=0)),
-    Case("n_jobs 2.0", ValueError, "got 2.0", settings=given(n_jobs=2.0)),
-    Case("n_jobs True", ValueError, "got True", settings=given(n_jobs=True)),
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore:validation x is a matrix")  # and then its shape is an error
 def test_other_arguments(case, stage):

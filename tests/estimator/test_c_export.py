@@ -1,6 +1,7 @@
 """Headers of C: compiled strictly, they give what streams give; wrong use; text."""
 
 import re
+import shutil
 import subprocess
 
 import numpy as np
@@ -18,11 +19,13 @@ from fluxutils_py import (
     SequenceRegressor,
     SequenceScaler,
     WinsorScaler,
+    check_export,
     export,
     samples,
     stream,
 )
-from fluxutils_py.errors import ExportError
+from fluxutils_py.errors import ExportError, LoadError, ShapeError
+from fluxutils_py.exporting.compiled_header import run_header
 from fluxutils_py.nn import GRU, HFGRU, LRU, LSTM, RNN, TCN, MinLSTM, SequenceStack
 from tests.exporting.c_programs import build, run_steps
 from tests.plain_networks import plain_classifier, plain_regressor
@@ -236,7 +239,7 @@ int main(void) {
 @pytest.mark.parametrize(
     ("classes", "format"),
     [
-        (["low", 'a "b" \\ ??/ \u00e4\n', "*/ high"], "%s"),
+        (["step_low", 'a "b" \\ ??/ \u00e4\n', "*/ high"], "%s"),
         ([3, 4, -70], "%lld"),
         ([1.0, 2.0, -4.0], "%.17g"),
         ([False, True], "%lld"),
@@ -258,6 +261,7 @@ def test_classifiers_give_probabilities_and_labels(classes, format, target, x, t
     labels = streamed(est, steps)[:, 0]
     wanted = [str(c) if format == "%s" else format.replace("ll", "") % c for c in labels.tolist()]
     assert said.decode() == "".join(f"{line}\n" for line in wanted)
+    assert check_export(tmp_path / "model.h", est, x[:, :2]) < 1e-5
 
 
 @pytest.mark.slow
@@ -345,11 +349,11 @@ def test_weights_of_8_bits_say_their_error(cell, n_missing, target, x, rng, tmp_
     assert np.nanmax(np.abs(found - wanted)) == pytest.approx(said, rel=1e-2, abs=1e-5)
     text = (tmp_path / "model.h").read_text()
     assert f"{said:.3g}" in text
-    assert "signed char" in text
+    assert "static const signed char" in text
     est.export(tmp_path / "floats.h", format="c")
     # weights that do differ
     assert said > 1e-5
-    assert "signed char" not in (tmp_path / "floats.h").read_text()
+    assert "static const signed char" not in (tmp_path / "floats.h").read_text()
     assert est.export(tmp_path / "model.h", format="c", quantize="int8") > 1e-5
     assert "standard-normal" in (tmp_path / "model.h").read_text()
 
@@ -436,3 +440,54 @@ def test_a_model_of_weights_that_are_no_numbers(x, tmp_path):
     with pytest.raises(ExportError, match="a weight of the model is inf"):
         est.export(tmp_path / "model.h", format="c")
     assert list(tmp_path.iterdir()) == []
+
+
+# -- check_export ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def needs_cc():
+    if shutil.which("cc") is None:
+        pytest.skip("needs cc")
+
+
+@pytest.mark.usefixtures("needs_cc")
+def test_a_check_runs_the_header(x, tmp_path):
+    pipe = make_pipeline(SequenceScaler(), plain_regressor(4, epochs=2, random_state=0))
+    pipe.fit(samples(x), samples(x[:2]))
+    x[:, 1, 7] = np.nan
+    path = tmp_path / "a 'b'.h"
+    export(pipe, path, format="c", prefix="pump")
+    assert 0 < check_export(path, pipe, x) < 1e-5
+    said = export(pipe, path, format="c", quantize="int8", example=x)
+    assert check_export(path, pipe, x, tolerance=1.01 * said) > 1e-5
+    with pytest.raises(ExportError, match=r"y is .* step \d+, series \d+"):
+        check_export(path, pipe, x)
+    with pytest.raises(ShapeError, match=r"takes 3 features, x has 2"):
+        run_header(path, x[:2])
+
+
+@pytest.mark.usefixtures("needs_cc")
+def test_a_check_in_float64_keeps_its_digits(rng, tmp_path):
+    x = rng.normal(size=(3, N, T))
+    est = plain_regressor(4, cell="gru", epochs=2, random_state=0).fit(x, x[:2])
+    est.export(tmp_path / "model.h", format="c")
+    assert check_export(tmp_path / "model.h", est, x, tolerance=1e-12) < 1e-12
+
+
+def test_a_check_that_cannot_run_says_why(x, tmp_path, monkeypatch):
+    est = plain_regressor(4, epochs=1).fit(x, x[:1])
+    path = tmp_path / "model.h"
+    est.export(path, format="c")
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", "")
+        with pytest.raises(ExportError, match=r"no C compiler, such as cc.* CC"):
+            check_export(path, est, x)
+    other = tmp_path / "other.h"
+    other.write_text("/* something else */")
+    with pytest.raises(LoadError, match=r"other\.h is no C header that fluxutils_py exported"):
+        check_export(other, est, x)
+    if shutil.which("cc"):
+        path.write_text(path.read_text().replace("int model_step(", "int model_stop("))
+        with pytest.raises(ExportError, match=r"(?s)does not compile, cc .* says:.*model_step"):
+            check_export(path, est, x)

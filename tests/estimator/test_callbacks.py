@@ -377,14 +377,13 @@ class Rates:
 @pytest.mark.parametrize("every", ["epoch", "step"])
 def test_a_schedule_equals_that_of_a_plain_loop(name, every):
     watch = Rates()
-    est = make(watch, sgd, epochs=6, scheduler=SCHEDULES[name], schedule_every=every).fit(X, Y)
+    schedule = SCHEDULES[name] if every == "epoch" else (every, SCHEDULES[name])
+    est = make(watch, sgd, epochs=6, lr_schedule=schedule).fit(X, Y)
     expected = plain_rates(SCHEDULES[name], 6 * STEPS, STEPS if every == "epoch" else 1)
     assert watch.lrs == expected
     if every == "epoch":
         assert [record["lr"] for record in est.history_] == expected[::STEPS]
-    halves = make(
-        None, sgd, epochs=3, scheduler=SCHEDULES[name], schedule_every=every, warm_start=True
-    )
+    halves = make(None, sgd, epochs=3, lr_schedule=schedule, warm_start=True)
     halves.fit(X, Y)
     halves.partial_fit(X, Y).partial_fit(X, Y).partial_fit(X, Y)  # the schedule goes on
     assert torch.equal(net2vec(halves), net2vec(est))
@@ -400,8 +399,7 @@ def test_a_step_of_the_schedule_is_a_step_of_the_optimizer(accumulate):
         counting(sgd, steps),
         epochs=3,
         accumulate=accumulate,
-        scheduler=schedule,
-        schedule_every="step",
+        lr_schedule=("step", schedule),
     ).fit(X, Y)
     updates = math.ceil(STEPS / accumulate)  # an epoch, the last ones at its end
     expected = plain_rates(schedule, 3 * updates, 1)
@@ -423,9 +421,7 @@ def counting(opt, lrs):
 def test_burn_in_windows_are_no_steps_of_the_schedule():
     steps = []
     schedule = SCHEDULES["ExponentialLR"]
-    make(
-        None, counting(sgd, steps), epochs=2, burn_in=10, scheduler=schedule, schedule_every="step"
-    ).fit(X, Y)
+    make(None, counting(sgd, steps), epochs=2, burn_in=10, lr_schedule=("step", schedule)).fit(X, Y)
     assert steps == plain_rates(schedule, 2 * 4, 1)
 
 
@@ -434,7 +430,7 @@ def test_burn_in_windows_are_no_steps_of_the_schedule():
 def test_plateau_watches_the_validation_loss(validation):
     plateau = partial(lr_scheduler.ReduceLROnPlateau, factor=0.5, patience=0, threshold=0.05)
     data = (XV, YV) if validation else None
-    est = make(None, sgd, epochs=12, scheduler=plateau).fit(X, Y, validation_data=data)
+    est = make(None, sgd, epochs=12, lr_schedule=plateau).fit(X, Y, validation_data=data)
     opt = sgd([nn.Parameter(torch.zeros(1))])
     schedule, expected = plateau(opt), []
     for loss in est.validation_loss_curve_ if validation else est.loss_curve_:
@@ -447,7 +443,7 @@ def test_plateau_watches_the_validation_loss(validation):
 def test_two_groups_are_scheduled_together():
     m = model()
     opt = SGD([{"params": m[0].parameters(), "lr": 0.2}, {"params": m[1].parameters(), "lr": 0.02}])
-    spec = Spec(epochs=3, batchsize=4, scheduler=SCHEDULES["ExponentialLR"])
+    spec = Spec(epochs=3, batchsize=4, lr_schedule=SCHEDULES["ExponentialLR"])
     est = Estimator(m, None, opt, spec).fit(X, Y)
     assert [g["lr"] for g in est.optimizer_.param_groups] == pytest.approx(
         [0.2 * 0.9**3, 0.02 * 0.9**3]
@@ -578,7 +574,7 @@ def test_the_validation_loss_is_the_loss_of_the_epochs_weights():
 
 @pytest.mark.slow
 def test_history():
-    est = make(opt=sgd, scheduler=SCHEDULES["StepLR"]).fit(X, Y, validation_data=(XV, YV))
+    est = make(opt=sgd, lr_schedule=SCHEDULES["StepLR"]).fit(X, Y, validation_data=(XV, YV))
     assert [r["epoch"] for r in est.history_] == [1, 2, 3]
     assert {frozenset(r) for r in est.history_} == {
         frozenset({"epoch", "loss", "mean_batch_loss", "seconds", "folds", "validation_loss", "lr"})
@@ -684,7 +680,7 @@ def test_grad_is_the_mean_of_the_last_epoch_before_clipping():
 def test_the_history_is_a_table_of_loss_validation_loss_and_learning_rate():
     pytest.importorskip("pandas")
     halving = partial(lr_scheduler.ExponentialLR, gamma=0.5)
-    est = make(opt=partial(SGD, lr=0.1), scheduler=halving).fit(X, Y, validation_data=(XV, YV))
+    est = make(opt=partial(SGD, lr=0.1), lr_schedule=halving).fit(X, Y, validation_data=(XV, YV))
     table = history_table(est.history_)
     assert table["epoch"].tolist() == [1, 2, 3]
     assert table["loss"].tolist() == est.loss_curve_
@@ -743,7 +739,7 @@ def test_off_a_terminal_each_epoch_is_a_line_in_the_log(verbose, capsys, caplog)
         est = make(
             verbose=verbose,
             opt=partial(SGD, lr=0.1),
-            scheduler=partial(lr_scheduler.StepLR, step_size=1),
+            lr_schedule=partial(lr_scheduler.StepLR, step_size=1),
         )
         est.fit(X, Y, validation_data=(XV, YV))
     assert [(r.name, r.levelname) for r in caplog.records] == [("fluxutils_py", "INFO")] * 3

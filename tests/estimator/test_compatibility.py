@@ -112,13 +112,13 @@ def watch(monkeypatch):
     found = Watch()
     for kind in (SequenceView, LazyArray):
         monkeypatch.setattr(kind, "__array__", found.counting(kind.__array__))
-    prepare = fitting.prepare
+    read_data = fitting.read_data
 
-    def noting(settings, schema, request, **kwargs):
+    def noting(settings, schema, request, *arguments):
         found.fitted.append(type(request.x).__name__)
-        return prepare(settings, schema, request, **kwargs)
+        return read_data(settings, schema, request, *arguments)
 
-    monkeypatch.setattr(fitting, "prepare", noting)
+    monkeypatch.setattr(fitting, "read_data", noting)
     return found
 
 

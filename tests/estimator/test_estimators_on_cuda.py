@@ -115,7 +115,6 @@ def test_classifiers(cell, target):
     [
         {"n_models": 2},
         {"early_stopping": True},
-        {"n_jobs": 2},
         {"gradient": "exact", "cell": "mingru", "seqsize": 7},
         {"overlap": 3, "burn_in": 2, "seqsize": 7},
         {"interval": 0.8},

@@ -244,24 +244,24 @@ SETTINGS = {
     "random_state": ({"random_state": 0}, {"random_state": 1}, "random_state: 0 -> 1"),
     "no random_state": ({"random_state": None}, {"random_state": 1}, "random_state: None -> 1"),
     "scheduler": (
-        {"scheduler": partial(lr_scheduler.MultiStepLR, milestones=[3, 5])},
-        {"scheduler": partial(lr_scheduler.MultiStepLR, milestones=[3, 6])},
-        "spec.scheduler.milestones: (3, 5) -> (3, 6)",
+        {"lr_schedule": partial(lr_scheduler.MultiStepLR, milestones=[3, 5])},
+        {"lr_schedule": partial(lr_scheduler.MultiStepLR, milestones=[3, 6])},
+        "spec.lr_schedule.milestones: (3, 5) -> (3, 6)",
     ),
     "closure of a scheduler": (
-        {"scheduler": after(1, 0.5)},
-        {"scheduler": after(2, 0.5)},
-        "spec.scheduler.n: 1 -> 2",
+        {"lr_schedule": after(1, 0.5)},
+        {"lr_schedule": after(2, 0.5)},
+        "spec.lr_schedule.n: 1 -> 2",
     ),
     "no scheduler": (
         {},
-        {"scheduler": partial(lr_scheduler.StepLR, step_size=1)},
-        "spec.scheduler: None -> StepLR, spec.scheduler.step_size: none -> 1",
+        {"lr_schedule": partial(lr_scheduler.StepLR, step_size=1)},
+        "spec.lr_schedule: none -> StepLR, spec.lr_schedule.step_size: none -> 1",
     ),
     "when the scheduler steps": (
-        {"scheduler": partial(lr_scheduler.StepLR, step_size=1)},
-        {"scheduler": partial(lr_scheduler.StepLR, step_size=1), "schedule_every": "step"},
-        "spec.schedule_every: 'epoch' -> 'step'",
+        {"lr_schedule": partial(lr_scheduler.StepLR, step_size=1)},
+        {"lr_schedule": ("step", partial(lr_scheduler.StepLR, step_size=1))},
+        "spec.lr_schedule.every: none -> step",
     ),
 }
 
@@ -496,7 +496,7 @@ def test_without_a_checkpointer_no_data_are_digested(monkeypatch):
 
 @pytest.mark.slow
 def test_a_warm_fit_with_a_schedule_is_of_the_settings_it_began_with(tmp_path):
-    halving = {"scheduler": partial(lr_scheduler.StepLR, step_size=1, gamma=0.5)}
+    halving = {"lr_schedule": partial(lr_scheduler.StepLR, step_size=1, gamma=0.5)}
     est = make(tmp_path, **halving).set_params(warm_start=True)
     est.fit(X, Y).fit(X, Y)
     assert est.optimizer_.param_groups[0]["lr"] == 0.001 / 4

@@ -68,7 +68,7 @@ def network():
 def test_what_is_set_comes_first_and_in_its_place():
     schedule = partial(lr_scheduler.StepLR, step_size=5)
     est = Estimator(
-        network(), nn.L1Loss(), partial(AdamW, lr=0.02), Spec(3, 4, 5, scheduler=schedule)
+        network(), nn.L1Loss(), partial(AdamW, lr=0.02), Spec(3, 4, 5, lr_schedule=schedule)
     )
     rows = parameters(est)
     n = sum(p.numel() for p in network().parameters())
@@ -81,10 +81,10 @@ def test_what_is_set_comes_first_and_in_its_place():
         ("spec__epochs", "3", True),
         ("spec__batchsize", "4", True),
         ("spec__seqsize", "5", True),
-        ("spec__scheduler", "StepLR(step_size=5)", True),
-        ("spec__scheduler__step_size", "5", True),
-        ("spec__scheduler__gamma", "0.1", True),
-        ("spec__scheduler__last_epoch", "-1", True),
+        ("spec__lr_schedule", "StepLR(step_size=5)", True),
+        ("spec__lr_schedule__step_size", "5", True),
+        ("spec__lr_schedule__gamma", "0.1", True),
+        ("spec__lr_schedule__last_epoch", "-1", True),
     ]
     assert not any(is_set for *_, is_set in rows[12:])
     assert {name for name, *_ in rows} == set(est.get_params())

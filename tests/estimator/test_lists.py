@@ -52,12 +52,11 @@ def targets(x):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n_jobs", [None, 2])
-def test_a_list_is_the_padded_array_with_lengths(x, n_jobs):
+def test_a_list_is_the_padded_array_with_lengths(x):
     y = targets(x)
-    found = est(n_jobs=n_jobs).fit(x, y, validation_data=(x[::-1], y[::-1]))
+    found = est().fit(x, y, validation_data=(x[::-1], y[::-1]))
     data = padded(x[::-1]), padded(y[::-1]), None, LENGTHS[::-1]
-    same = est(n_jobs=n_jobs).fit(padded(x), padded(y), lengths=LENGTHS, validation_data=data)
+    same = est().fit(padded(x), padded(y), lengths=LENGTHS, validation_data=data)
     assert torch.equal(net2vec(found), net2vec(same))
     assert found.validation_loss_curve_ == same.validation_loss_curve_
     assert found.score(x, y) == pytest.approx(

@@ -202,8 +202,8 @@ def test_no_spec_shows_the_defaults():
 
 
 def test_what_is_inside_a_schedule_is_found():
-    spec = Spec(scheduler=functools.partial(lr_scheduler.StepLR, step_size=5))
-    found = inside(Estimator(spec=spec), "spec__scheduler")
+    spec = Spec(lr_schedule=functools.partial(lr_scheduler.StepLR, step_size=5))
+    found = inside(Estimator(spec=spec), "spec__lr_schedule")
     assert found == {"step_size": 5, "gamma": 0.1, "last_epoch": -1}
 
 
@@ -312,9 +312,9 @@ def test_a_callable_dataclass_is_a_model_with_fields():
 
 def test_parameters_inside_parameters_are_set_the_same_way():
     step = functools.partial(lr_scheduler.StepLR, step_size=5)
-    est = Estimator(functools.partial(Net, bias=True), spec=Spec(scheduler=step))
-    est.set_params(spec__scheduler__step_size=2, spec__epochs=3, model__cell__num_layers=2)
-    assert (est.spec.scheduler.func, est.spec.scheduler.keywords) == (
+    est = Estimator(functools.partial(Net, bias=True), spec=Spec(lr_schedule=step))
+    est.set_params(spec__lr_schedule__step_size=2, spec__epochs=3, model__cell__num_layers=2)
+    assert (est.spec.lr_schedule.func, est.spec.lr_schedule.keywords) == (
         lr_scheduler.StepLR,
         {"step_size": 2},
     )
@@ -499,9 +499,9 @@ def test_clones_of_clones_with_changed_optimizer_instances_fit_alike():
          "Invalid parameter 'n_outputs' for model (make_net): fit fills it in."),
         (Estimator(make_open), {"model__n_in": 3}, "Invalid parameter 'n_in' for model (make_open): fit fills it in."),
         (Estimator(), {"opt__params": 3}, "Invalid parameter 'params' for opt (AdamW): fit fills it in."),
-        (Estimator(spec=Spec(scheduler=lr_scheduler.StepLR)), {"spec__scheduler__stepsize": 3},
-         "Invalid parameter 'stepsize' for spec__scheduler (StepLR). Valid parameters are: "
-         "['gamma', 'last_epoch', 'step_size']. Did you mean 'spec__scheduler__step_size'?"),
+        (Estimator(spec=Spec(lr_schedule=lr_scheduler.StepLR)), {"spec__lr_schedule__stepsize": 3},
+         "Invalid parameter 'stepsize' for spec__lr_schedule (StepLR). Valid parameters are: "
+         "['gamma', 'last_epoch', 'step_size']. Did you mean 'spec__lr_schedule__step_size'?"),
         (Estimator(), {"spec__epochs__foo": 3},
          "Invalid parameter 'foo' for spec__epochs (NoneType). Valid parameters are: []."),
         (Estimator(), {"batchsize": 3},

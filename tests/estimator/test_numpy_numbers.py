@@ -56,7 +56,7 @@ def test_regressors_take_them(cell, tmp_path):
             "burn_in": 1,
             "clip": 1.0,
         },
-        **{"early_stopping": True, "validation_fraction": 0.25, "n_iter_no_change": 1, "n_jobs": 1},
+        **{"early_stopping": True, "validation_fraction": 0.25, "n_iter_no_change": 1},
         **{
             "warm_start": False,
             "random_state": 1,
@@ -114,7 +114,7 @@ def test_models_optimizers_schedules_and_specs_take_them(tmp_path):
             "seqsize": number(4),
             "clip": small(0.5),
         }
-        spec |= {"accumulate": number(2), "patience": number(1), "scheduler": halving}
+        spec |= {"accumulate": number(2), "patience": number(1), "lr_schedule": halving}
         opt = partial(Adam, lr=small(0.25))
         return Estimator(
             partial(Net, hidden=number(4)), None, opt, spec, random_state=number(1)

@@ -186,8 +186,7 @@ def test_going_on_with_dropout_shuffling_and_a_schedule(scheduler, every, kind, 
         batchsize=4,
         seqsize=5,
         shuffle=True,
-        scheduler=scheduler,
-        schedule_every=every,
+        lr_schedule=scheduler if every == "epoch" else (every, scheduler),
         clip=0.1,
     )
     est = Estimator(dropout(), None, partial(SGD, lr=0.05, momentum=0.9), spec, random_state=0).fit(
@@ -322,7 +321,7 @@ def test_settings_and_streaming(tmp_path):
     ).fit(X, Y)
     whole, state = est.predict(X, return_state=True)
     loaded = round_trip(est, tmp_path)
-    for name in ("random_state", "warm_start", "verbose", "comm", "n_jobs"):
+    for name in ("random_state", "warm_start", "verbose", "comm"):
         assert loaded.get_params(deep=False)[name] == est.get_params(deep=False)[name]
     assert np.array_equal(
         loaded.predict(X, state=state), copy.deepcopy(loaded).predict(X, state=state)
@@ -508,13 +507,13 @@ def test_own_schedule_is_named_and_can_be_given(tmp_path):
         return Spec(
             epochs=1,
             batchsize=4,
-            scheduler=partial(lr_scheduler.LambdaLR, lr_lambda=lambda n: 0.5**n),
+            lr_schedule=partial(lr_scheduler.LambdaLR, lr_lambda=lambda n: 0.5**n),
         )
 
     est = Estimator(None, None, SGD, spec(), random_state=0).fit(X, Y)
     est.save(tmp_path / "est")
     loaded = Estimator.load(tmp_path / "est")
-    with pytest.raises(ValueError, match=r"spec.scheduler \(\S+LambdaLR\).*spec="):
+    with pytest.raises(ValueError, match=r"spec.lr_schedule \(\S+LambdaLR\).*spec="):
         loaded.partial_fit(X, Y)
     round_trip(est, tmp_path, spec=spec())
 
@@ -594,7 +593,7 @@ def saved(tmp_path_factory):
     path = tmp_path_factory.mktemp("saved") / "est"
     model = nn.Sequential(LSTM(2, 4), nn.Linear(4, 1))
     spec = Spec(
-        epochs=1, batchsize=4, seqsize=5, scheduler=partial(lr_scheduler.StepLR, step_size=1)
+        epochs=1, batchsize=4, seqsize=5, lr_schedule=partial(lr_scheduler.StepLR, step_size=1)
     )
     Estimator(model, nn.L1Loss(), partial(SGD, lr=0.1, momentum=0.9), spec).fit(X, Y).save(path)
     return path
@@ -953,7 +952,7 @@ def test_unfitted_copies_fit_alike(copied):
     "scheduler", [None, partial(lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=40)]
 )
 def test_fitted_copies_go_on_alike_and_share_nothing(copied, scheduler):
-    spec = Spec(epochs=2, batchsize=4, seqsize=5, shuffle=True, scheduler=scheduler)
+    spec = Spec(epochs=2, batchsize=4, seqsize=5, shuffle=True, lr_schedule=scheduler)
     est = Estimator(Own(), nn.L1Loss(), Adam, spec, random_state=0).fit(X, Y)
     before = net2vec(est)
     twin = copied(est)

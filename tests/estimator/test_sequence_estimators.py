@@ -130,7 +130,10 @@ BAD = [
         "lr_schedule",
         "step",
         SpecError,
-        "lr_schedule must be 'onecycle', 'cosine' or None, got 'step'",
+        "lr_schedule must be 'onecycle', 'cosine', None, a function of the optimizer that returns a "
+        "torch scheduler, which steps each epoch, or ('step', function), for one that steps with "
+        "the optimizer, got 'step'; for example functools.partial(torch.optim.lr_scheduler.StepLR, "
+        "step_size=5)",
     ),
     ("input_noise", -1, SpecError, "input_noise must be a number from 0 to inf, got -1"),
     ("scale_input", 1, SpecError, "scale_input must be True or False, got 1"),

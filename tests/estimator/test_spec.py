@@ -82,8 +82,8 @@ def test_a_fit_takes_it(rng):
         (
             {},
             "spec has none of the fields epochs, batchsize, seqsize, shuffle, overlap, burn_in, "
-            "clip, accumulate, patience, rebatch, scheduler, schedule_every, precision, max_updates, "
-            "lr_schedule, gradient (found: none); None means the defaults",
+            "clip, accumulate, patience, rebatch, precision, max_updates, lr_schedule, gradient "
+            "(found: none); None means the defaults",
         ),
     ],
 )
@@ -106,7 +106,7 @@ def test_numbers_are_pythons():
 
 
 @pytest.mark.parametrize(
-    "field", ["scaling", "n_jobs", "device", "random_state", "verbose", "callbacks", "warm_start"]
+    "field", ["scaling", "device", "random_state", "verbose", "callbacks", "warm_start"]
 )
 @pytest.mark.parametrize("form", ["dict", "namedtuple", "dataclass", "object"])
 def test_an_argument_of_the_estimator_in_a_spec_is_refused_with_its_place(field, form):

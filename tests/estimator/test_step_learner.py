@@ -1,5 +1,6 @@
 """Streams that learn: updates beside plain loops, late truths, restarts, what learns, errors."""
 
+import io
 import pickle
 from functools import partial
 
@@ -262,6 +263,26 @@ def test_a_state_of_the_model_alone_starts_with_what_the_fit_learnt():
     _, state = est.predict(x[:, :, :30], return_state=True)
     live = est.stream(N, state, learn=0.02)
     np.testing.assert_allclose(live.learn(x[:, :, 30], y[:, :, 30]), est.predict(x)[:, :, 30])
+
+
+@pytest.mark.slow
+def test_an_optimizer_whose_memory_has_another_order_goes_on_with_the_same_bits():
+    """Version 0.2.0 kept it in the order of its kernels."""
+    est = fitted(MinGRU, opt=partial(torch.optim.AdamW, lr=0.01, eps=1e-3, fused=True))
+    x, y = data(1)
+    live = est.stream(N, learn=0.02)
+    run(live, x, y, stop=20)
+    state = live.state
+    content = torch.load(io.BytesIO(state[-5].numpy().tobytes()))
+    for memory in content["optimizer"]["state"].values():
+        for name in ("exp_avg", "exp_avg_sq"):
+            if memory[name].dim() == 2:
+                memory[name] = memory[name].t().contiguous().t()
+    file = io.BytesIO()
+    torch.save(content, file)
+    state[-5] = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
+    again = est.stream(N, state, learn=0.02)
+    assert np.array_equal(run(again, x, y, start=20), run(live, x, y, start=20))
 
 
 # -- what goes with it -----------------------------------------------------------------------------

@@ -8,9 +8,8 @@ import h5py
 import numpy as np
 import pytest
 import torch
-from sklearn.model_selection import cross_val_score
 
-from fluxutils_py import Estimator, EstimatorClassifier, SequenceRegressor, samples
+from fluxutils_py import Estimator, EstimatorClassifier, SequenceRegressor
 from fluxutils_py.data.sequence_windows import SequenceWindows
 from fluxutils_py.forecasting import Forecaster
 from fluxutils_py.inputs import as_series
@@ -302,14 +301,6 @@ def test_data_that_are_read_from_files_are_looked_at_as_well(tmp_path):
 @pytest.mark.parametrize("loss", [torch.nn.MSELoss(), torch.nn.BCEWithLogitsLoss()])
 def test_of_constant_targets_there_is_nothing_to_learn(loss):
     assert not slow_fit(np.ones((1, 14, 60), "float32"), loss, 1)[1]
-
-
-@pytest.mark.slow
-def test_fits_of_a_search_are_left_out():
-    est = Estimator(torch.nn.Linear(3, 1), opt=partial(torch.optim.SGD, lr=1e-6), spec=SPEC)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", "after")
-        cross_val_score(est, samples(LONG), samples(5 + LONG[:1]), cv=2)
 
 
 # -- what a fit reads ------------------------------------------------------------------------------

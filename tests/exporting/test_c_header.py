@@ -11,19 +11,35 @@ import torch
 from torch import nn
 
 from fluxutils_py.exporting.c_header import CHeader, Description, Transform, _Room
-from fluxutils_py.exporting.rounded_weights import run_program
-from fluxutils_py.nn import FLSTM, GRU, HFGRU, LRU, LSTM, MinLSTM, SequenceStack
-from fluxutils_py.steps.step_program import CellStep, Sum, program_of
+from fluxutils_py.nn import (
+    FLSTM,
+    GRU,
+    HFGRU,
+    LRU,
+    LSTM,
+    BatchNorm,
+    MinLSTM,
+    SequenceStack,
+    native_kernels,
+)
+from fluxutils_py.steps.step_program import program_of
 from tests.exporting.c_programs import run_steps
 
 
-def program(*layers, n_in=3, dtype=torch.float32):
+def made(*layers, dtype=torch.float32):
     torch.manual_seed(0)
-    return program_of(nn.Sequential(*layers).to(dtype).eval(), n_in)
+    return nn.Sequential(*layers).to(dtype).eval()
 
 
-def header(of, before=(), after=(), about=None):
-    return CHeader(of, before, after, about or Description("a model"), "m", False).text()
+def header(model, before=(), after=(), about=None):
+    program = program_of(model, 3)
+    return CHeader(program, before, after, about or Description("a model"), "m", False).text()
+
+
+def outputs_of(model, xs):
+    """What torch gives for steps (T, 3) of one series."""
+    with native_kernels(False), torch.no_grad():
+        return model(torch.from_numpy(xs)[:, None])[:, 0].numpy()
 
 
 def layers():
@@ -34,7 +50,7 @@ def layers():
 
 
 def test_values_that_are_needed_at_the_same_time_lie_apart():
-    found = program(*layers())
+    found = program_of(made(*layers()), 3)
     room = _Room(found)
     owner = [None] * room.size  # of each number in v, the value that it holds
 
@@ -53,13 +69,12 @@ def test_values_that_are_needed_at_the_same_time_lie_apart():
     sizes = [found.n_in, *(o.n_out for o in found.operations)]
     write(place(0), found.n_in, 0)
     for k, o in enumerate(found.operations):
-        sources = [o.source, o.other] if isinstance(o, Sum) else [o.source]
-        if isinstance(o, CellStep):
-            write(room.of_sums(k), o.rows * o.n_out, f"sums {k}")
+        if own := room.of_operation(k):
+            write(int(own.removeprefix("v + ")), o.room(sizes[o.source]), f"room {k}")
         if place(k + 1) is not None:
             write(place(k + 1), o.n_out, k + 1)
         # after the writes: a source must not lie where the result goes
-        for source in sources:
+        for source in o.sources:
             check(source, sizes[source])
     assert room.size < sum(sizes) / 2
 
@@ -67,11 +82,11 @@ def test_values_that_are_needed_at_the_same_time_lie_apart():
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("target", ["c", "c++", "arm"])
-def test_many_layers_give_what_numpy_gives(target, dtype, tmp_path, rng):
-    found = program(*layers(), dtype=dtype)
-    (tmp_path / "m.h").write_text(header(found))
-    xs = rng.normal(size=(300, 3)).astype(found.dtype)
-    wanted = run_program(found, xs[:, None])[:, 0]
+def test_many_layers_give_what_torch_gives(target, dtype, tmp_path, rng):
+    model = made(*layers(), dtype=dtype)
+    (tmp_path / "m.h").write_text(header(model))
+    xs = rng.normal(size=(300, 3)).astype(str(dtype).removeprefix("torch."))
+    wanted = outputs_of(model, xs)
     bound = 1e-5 if dtype is torch.float32 else 1e-12
     assert abs(run_steps(target, tmp_path / "m.h", xs, "m") - wanted).max() < bound
 
@@ -79,13 +94,13 @@ def test_many_layers_give_what_numpy_gives(target, dtype, tmp_path, rng):
 @pytest.mark.few
 @pytest.mark.parametrize("target", ["c", "c++", "arm"])
 def test_activations(target, tmp_path, rng):
-    found = program(
+    model = made(
         nn.Linear(3, 9), nn.ReLU(), nn.Linear(9, 9), nn.Tanh(), nn.Sigmoid(), nn.SiLU(),
-        nn.LeakyReLU(0.3), nn.Linear(9, 9), nn.ELU(0.7), nn.Softplus(), nn.GELU(), nn.BatchNorm1d(9)
+        nn.LeakyReLU(0.3), nn.Linear(9, 9), nn.ELU(0.7), nn.Softplus(), nn.GELU(), BatchNorm(9)
     )  # fmt: skip
-    (tmp_path / "m.h").write_text(header(found))
+    (tmp_path / "m.h").write_text(header(model))
     xs = (5 * rng.normal(size=(300, 3))).astype("float32")
-    wanted = run_program(found, xs[:, None])[:, 0]
+    wanted = outputs_of(model, xs)
     found = run_steps(target, tmp_path / "m.h", xs, "m")
     assert abs(found - wanted).max() < 1e-5 * abs(wanted).max()
 
@@ -101,8 +116,8 @@ def test_transforms(tmp_path, rng):
         Transform("unstandardize", (np.array([1e7, -1e7]), np.array([2.0, 3]))),
         Transform("absolute"),
     ]
-    found = program(nn.Linear(3, 2))
-    text = header(found, before, after, Description("a model", is_wide=True))
+    model = made(nn.Linear(3, 2))
+    text = header(model, before, after, Description("a model", is_wide=True))
     assert "int m_step(m_state *state, const m_input *x, m_output *y)" in text
     assert "typedef float m_input;" in text
     assert "typedef double m_output;" in text
@@ -110,24 +125,27 @@ def test_transforms(tmp_path, rng):
     xs = np.abs(rng.normal(size=(40, 3))).astype("float32")
     clipped = (np.clip(np.log1p(xs), 0, 2) - 0.7) / 0.3
     scaled = (clipped - [1, 2, 3]) / [1, 2, 4]
-    wanted = abs(run_program(found, scaled[:, None])[:, 0] * [2, 3] + [1e7, -1e7])
+    wanted = abs(outputs_of(model.double(), scaled) * [2, 3] + [1e7, -1e7])
     outputs = run_steps("c", tmp_path / "m.h", xs, "m", out="float64")
     np.testing.assert_allclose(outputs, wanted, rtol=1e-13)  # as no float is
 
 
-def test_a_header_holds_only_what_the_model_needs():
-    gru = header(program(GRU(3, 4)))
+def test_names_of_a_header_begin_with_its_prefix():
+    gru = header(made(GRU(3, 4)))
     assert "m_step_gru(" in gru
-    for other in ("lstm", "softmax", "activate", "standardize", "forward_fill", "int8", "double"):
-        assert other not in gru
-    assert not re.search(r"\b(step|STEP)_|@", gru)
+    assert "double v[" not in gru
+    assert "double v[" in header(made(GRU(3, 4), dtype=torch.float64))
+    assert not re.search(r"\b(step|STEP)_|@|\breal\b", gru)
     assert re.findall(r"^#(?:include|error).*", gru, re.MULTILINE) == [
-        "#include <math.h>",
-        "#include <stdint.h>",
         '#error "-ffast-math breaks rounding and checks for NaN"',
         '#error "numbers keep more digits than their type: compile as C99, or with '
         '-msse2 -mfpmath=sse"',
+        "#include <math.h>",
+        "#include <stdint.h>",
     ]
+    macros = re.findall(r"^#define (\w+)", gru, re.MULTILINE)
+    assert macros
+    assert all(name.startswith("M_") for name in macros)
 
 
 @pytest.mark.few
@@ -144,7 +162,7 @@ def test_what_would_break_its_rounding_does_not_compile(options, message, tmp_pa
         pytest.skip(f"needs {options[0]}")
     if "387" in options[-1] and platform.machine() != "x86_64":
         pytest.skip("needs an x86 processor")
-    (tmp_path / "m.h").write_text(header(program(LSTM(3, 4))))
+    (tmp_path / "m.h").write_text(header(made(LSTM(3, 4))))
     (tmp_path / "main.c").write_text('#include "m.h"\n')
     command = [*options, "-c", "main.c", "-o", "main.o"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
@@ -155,15 +173,15 @@ def test_what_would_break_its_rounding_does_not_compile(options, message, tmp_pa
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="of x86 processors")
 def test_c99_rounds_where_the_processor_does_not(tmp_path, rng):
-    found = program(*layers())
-    (tmp_path / "m.h").write_text(header(found))
-    xs = rng.normal(size=(100, 3)).astype(found.dtype)
+    model = made(*layers())
+    (tmp_path / "m.h").write_text(header(model))
+    xs = rng.normal(size=(100, 3)).astype("float32")
     outputs = run_steps("c", tmp_path / "m.h", xs, "m", options=["-mfpmath=387"])
-    assert abs(outputs - run_program(found, xs[:, None])[:, 0]).max() < 1e-5
+    assert abs(outputs - outputs_of(model, xs)).max() < 1e-5
 
 
 def test_the_comment_counts_bytes():
-    text = header(program(LSTM(3, 4), nn.Linear(4, 2)), about=Description("x */ /* y"))
+    text = header(made(LSTM(3, 4), nn.Linear(4, 2)), about=Description("x */ /* y"))
     # 4 units: weights of 4 gates with 3 + 4 inputs and a bias, then 4 weights and a bias
     assert f"take {4 * (16 * 8 + 2 * 5)} bytes of constants" in text
     assert "m_state state;  // 32 bytes" in text

@@ -1,4 +1,4 @@
-"""Text of C: which definitions a name needs, and numbers that keep their digits."""
+"""Text of C: numbers that keep their digits, tables, and names."""
 
 import re
 
@@ -6,81 +6,7 @@ import numpy as np
 import pytest
 
 from fluxutils_py.errors import ExportError
-from fluxutils_py.exporting.c_source import (
-    check_prefix,
-    definitions,
-    needed,
-    number,
-    resolved,
-    table,
-)
-
-SOURCE = """\
-/* About the file. */
-#include <math.h>
-
-#ifdef WIDE
-#define real double
-#else
-#define real float
-#endif
-#if defined(__cplusplus)
-#define KEPT 1
-#else
-#define KEPT 2
-#endif
-
-/* -- a part -- */
-
-enum { FIRST, SECOND };
-
-/* A pair; not used_here(). */
-typedef struct {
-    real a, b;
-} pair;
-
-static real square(real x) { return x * x; }
-
-static real norm(const pair *p,
-                 int kind) {
-    real sum = square(p->a);
-
-    return kind == FIRST ? sum : sum + square(p->b) + KEPT;
-}
-
-static real used_here(real x) { return x; }
-"""
-
-
-def test_a_definition_is_kept_with_what_it_needs_and_its_comment():
-    found = list(definitions(resolved(SOURCE, {"WIDE": False})))
-    assert [sorted(d.names) for d in found] == [
-        ["real"],
-        ["KEPT"],
-        ["FIRST", "SECOND"],
-        ["pair"],
-        ["square"],
-        ["norm"],
-        ["used_here"],
-    ]
-    kept = needed(found, {"norm"})
-    assert [d for d in found if d not in kept] == found[-1:]  # a comment uses nothing
-    assert kept[3].text.startswith("/* A pair; not used_here(). */\ntypedef struct {")
-    assert kept[0].text == "#define real float"
-    assert "#define KEPT 2\n#endif" in kept[1].text
-    assert [sorted(d.names) for d in needed(found, {"square"})] == [["real"], ["square"]]
-
-
-def test_known_conditions_are_resolved_and_others_stay():
-    wide = resolved(SOURCE, {"WIDE": True})
-    assert "double" in wide
-    assert "float" not in wide
-    assert "WIDE" not in wide
-    assert wide.count("#if") == wide.count("#endif") == 1
-    inverse = "#ifndef A\n1\n#ifdef B\n2\n#else\n3\n#endif\n#else\n4\n#endif"
-    assert resolved(inverse, {"A": True, "B": False}) == "4"
-    assert resolved(inverse, {"A": False, "B": False}) == "1\n3"
-    assert resolved(inverse, {"A": False}) == "1\n#ifdef B\n2\n#else\n3\n#endif"
+from fluxutils_py.exporting.c_source import check_prefix, number, table
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -10,7 +10,7 @@ from torch import nn
 
 from fluxutils_py.errors import ExportError, LoadError
 from fluxutils_py.exporting import ExportedModel, Graph, ModelStep
-from fluxutils_py.exporting.export_files import read_metadata, write_graph
+from fluxutils_py.exporting.export_files import _drop_unused, read_metadata, write_graph
 from fluxutils_py.nn import GRU, LSTM
 
 
@@ -65,6 +65,23 @@ def test_an_onnx_file_has_named_axes_and_states_after_the_inputs(graph, tmp_path
         **{f"next_{name}": shape for name, shape in states.items()},
     }
     assert {o.domain for o in model.opset_import} == {""}
+
+
+def test_constants_that_nothing_reads_are_left_out():
+    from onnx import helper
+
+    def numbers(name):
+        return helper.make_tensor(name, 1, [1], [0.5])
+
+    result = helper.make_tensor_value_info("r", 1, [1])
+    branch = helper.make_graph([helper.make_node("Neg", ["inside"], ["r"])], "branch", [], [result])
+    nodes = [helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=branch)]
+    inputs = [helper.make_tensor_value_info("c", 9, [])]
+    outputs = [helper.make_tensor_value_info(name, 1, [1]) for name in ("y", "given")]
+    constants = [numbers(name) for name in ("unread", "inside", "given")]
+    graph = helper.make_graph(nodes, "graph", inputs, outputs, constants)
+    _drop_unused(graph)
+    assert [tensor.name for tensor in graph.initializer] == ["inside", "given"]
 
 
 @pytest.mark.slow

@@ -533,8 +533,7 @@ def test_added_losses_do_not_leak_from_step_to_step():
 
 
 @pytest.mark.parametrize("form", [list, tuple])
-@pytest.mark.parametrize("n_jobs", [1, 2])
-def test_a_list_of_one_prediction_is_this_prediction(form, n_jobs):
+def test_a_list_of_one_prediction_is_this_prediction(form):
     """Models of gomlx return a slice of predictions, even of one."""
 
     class OfOne(nn.Linear):
@@ -550,7 +549,6 @@ def test_a_list_of_one_prediction_is_this_prediction(form, n_jobs):
             nn.MSELoss(),
             torch.optim.SGD,
             [MeanMetric(nn.L1Loss(), "mae")],
-            n_jobs=n_jobs,
         )
         metrics = trainer.train_step((x, y)).metrics
         found.append([metrics["batch_loss"], metrics["mae"], trainer.eval_step((x, y))["loss"]])

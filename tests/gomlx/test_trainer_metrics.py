@@ -43,9 +43,8 @@ def test_the_weights_of_a_batch_are_those_of_its_metrics_in_evaluation():
     assert eval_batches(task, "dev", batches, Same()).means["mse"] == pytest.approx(MSE)
 
 
-@pytest.mark.parametrize("n_jobs", [1, 2])
-def test_the_weights_of_a_batch_are_those_of_its_metrics_in_training(n_jobs):
-    trainer = Trainer(Same(), NONE, torch.optim.SGD, [MeanMetric(NONE, "mse")], n_jobs=n_jobs)
+def test_the_weights_of_a_batch_are_those_of_its_metrics_in_training():
+    trainer = Trainer(Same(), NONE, torch.optim.SGD, [MeanMetric(NONE, "mse")])
     info = trainer.train_step(((X,), (Y.nan_to_num(),), W))
     assert info.metrics["mse"] == pytest.approx(MSE)
 

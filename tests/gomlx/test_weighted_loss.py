@@ -153,8 +153,7 @@ def test_a_class_is_no_loss():
     )
 
 
-@pytest.mark.parametrize("n_jobs", [1, 2])
-def test_the_mean_is_over_all_elements_or_the_unmasked_as_gomlx_says_by_version(batch, n_jobs):
+def test_the_mean_is_over_all_elements_or_the_unmasked_as_gomlx_says_by_version(batch):
     """``ReduceAllMean`` before 0.17.1; since then ``MaskedReduceAllMean``: the sum over where the
     mask is True, divided by how many these are, at least 1.
     """
@@ -170,7 +169,7 @@ def test_the_mean_is_over_all_elements_or_the_unmasked_as_gomlx_says_by_version(
             loss = WeightedLoss(nn.MSELoss(), divide_by)
             metric = MeanMetric(WeightedLoss(nn.MSELoss(), divide_by), "mse")
             shift = Shift()
-            trainer = Trainer(shift, loss, LR1, [metric], n_jobs=n_jobs)
+            trainer = Trainer(shift, loss, LR1, [metric])
             info = trainer.train_step((prediction, labels))
             assert info.batch_loss == pytest.approx(expected, rel=1e-12)
             scale = w if len(labels) == 3 else 1

@@ -9,9 +9,9 @@ from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.weights import loss_blocks
 from fluxutils_py.errors import DataError
 from fluxutils_py.inputs.labels import (
-    ClassWeightArray,
     LabelEncoder,
     check_classes,
+    class_weight_array,
     count_classes,
     find_classes,
     is_label,
@@ -78,7 +78,7 @@ def test_balanced_weights_are_those_of_scikit_learn(weighted):
     w = RNG.integers(0, 3, (N, T))
     given = SampleWeight(w, N, T) if weighted else None
     counts = count_classes(loss_blocks([y], rows.without_first(burn_in), given), 3)
-    found = ClassWeightArray(weights_of_classes("balanced", WORDS, lambda: counts), codes, given)[
+    found = class_weight_array(weights_of_classes("balanced", WORDS, lambda: counts), codes, given)[
         0, :, :
     ]
     counted = np.broadcast_to((np.arange(T) >= burn_in) & (np.arange(T) < T - 1), (N, T))
@@ -92,7 +92,7 @@ def test_balanced_weights_are_those_of_scikit_learn(weighted):
 def test_weights_of_a_dict_are_those_of_its_classes():
     codes = RNG.integers(0, 3, (1, N, T))
     of_class = weights_of_classes({"up": 5}, WORDS, dict)
-    found = ClassWeightArray(of_class, codes, SampleWeight(np.full(N, 2.0), N, T))[0, 1:3, 4:9]
+    found = class_weight_array(of_class, codes, SampleWeight(np.full(N, 2.0), N, T))[0, 1:3, 4:9]
     assert np.array_equal(found, np.where(codes[0, 1:3, 4:9] == 2, 10, 2))
     for weight in (-1, np.nan, np.inf, "much"):
         with pytest.raises(ValueError, match=rf"^class_weight gives 'up' the weight {weight!r}"):

@@ -449,30 +449,3 @@ def test_a_matrix_of_targets_of_all_steps_of_one_series_is_refused_with_its_tran
     # of other numbers of rows, what is meant is not known
     with pytest.raises(ValueError, match="inconsistent numbers of samples"):
         plain_regressor(**SMALL).fit(x[:, :1], rows[1:])
-
-
-@pytest.mark.slow
-def test_probabilities_of_labels_per_step_in_folds_name_the_loop_that_works(x):
-    y = (x[:1] > 0).astype(float)
-    lengths = np.arange(N) % 4 + T - 3
-    x, y = x.copy(), y.copy()
-    for n, t in enumerate(lengths):
-        x[:, n, t:] = np.nan
-        y[:, n, t:] = np.nan
-    X, Y, cv = samples(x), samples(y), KFold(3)
-    est = plain_classifier(**SMALL)
-    for given in (X, np.where(np.isnan(x), 0, x)):
-        with pytest.raises(DataError, match=r"cross_val_predict.*for train, test in cv\.split"):
-            cross_val_predict(est, samples(given) if given is not X else X, Y, cv=cv,
-                              method="predict_proba")  # fmt: skip
-    found = [
-        est.fit(X[train], Y[train], lengths=lengths[train]).predict_proba(
-            X[test], lengths=lengths[test]
-        )
-        for train, test in cv.split(X)
-    ]
-    assert np.concatenate(found).shape == (N, 2 * T)
-    # neither labels nor targets that are numbers are renumbered
-    whole = (np.nan_to_num(y) > 0).astype(int)
-    filled = samples(np.nan_to_num(x))
-    assert cross_val_predict(est, filled, whole[0], cv=cv).shape == (N, T)

@@ -23,7 +23,6 @@ from tests.plain_networks import PLAIN
 
 N, T = 37, 43
 EPOCHS = 12
-pytestmark = pytest.mark.filterwarnings("ignore:feature 1 of y varies by no more than")
 ALL = [Estimator, EstimatorRegressor, EstimatorClassifier, SequenceRegressor, SequenceClassifier]
 every = pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
 LABELS = np.array(["down", "flat", "up"], object)
@@ -140,18 +139,6 @@ def test_law_4_and_5_steps_without_a_target_are_steps_without_weight(kind):
     series = [X[:, n, s:] for n, s in enumerate(late)], [y[:, n, s:] for n, s in enumerate(late)]
     starting = made(kind).fit(X, without(y, ~inside), epochs=3, starts=late)
     assert (net2vec(fit(kind, *series)) - net2vec(starting)).abs().max() < same
-
-
-@pytest.mark.few
-@every
-def test_law_7_threads_equal_one(kind):
-    # threads draw other numbers than one
-    same = {"dropout": 0.0, "input_noise": 0.0} if as_of_0_1(kind) else {}
-    found = fit(kind, *short(kind), n_jobs=2, **same)
-    assert (net2vec(found) - net2vec(fit(kind, *short(kind), **same))).abs().max() < 1e-10
-    assert torch.equal(net2vec(found), net2vec(fit(kind, *short(kind), n_jobs=2, **same)))
-    random = fit(kind, *short(kind), n_jobs=2)
-    assert torch.equal(net2vec(random), net2vec(fit(kind, *short(kind), n_jobs=2)))
 
 
 @pytest.mark.few

@@ -103,14 +103,12 @@ def make(
     epochs=2,
     loss=None,
     opt=Adam,
-    n_jobs=None,
     **spec,
 ):
     saves = [] if folder is None else [Checkpointer(folder, trigger=trigger)]
     spec = Spec(epochs=epochs, batchsize=4, seqsize=4, rebatch=False, **spec)
     settings = {
         "callbacks": [*others, *saves],
-        "n_jobs": n_jobs,
         "random_state": 0,
         "verbose": False,
     }
@@ -156,8 +154,7 @@ CASES = {
     "accumulating over epochs that it does not divide, scheduled by step": (
         {
             "accumulate": 4,
-            "scheduler": partial(lr_scheduler.StepLR, step_size=1),
-            "schedule_every": "step",
+            "lr_schedule": ("step", partial(lr_scheduler.StepLR, step_size=1)),
         },
         {},
     ),
@@ -170,8 +167,8 @@ CASES = {
         {"gradient": "exact", "model": lambda: diagonal(), "burn_in": 2, "shuffle": True},
         {"y": MISSING},
     ),
-    "exact gradients in two threads": (
-        {"gradient": "exact", "model": lambda: diagonal(), "n_jobs": 2, "accumulate": 4},
+    "exact gradients that wait": (
+        {"gradient": "exact", "model": lambda: diagonal(), "accumulate": 4},
         {},
     ),
     "NAdam": ({"opt": NAdam}, {}),  # torch would load its mu_product in float64
@@ -183,13 +180,12 @@ CASES = {
     "buffers": ({"model": lambda: nn.Sequential(Noisy(), net())}, {}),
     "scheduled by step": (
         {
-            "scheduler": partial(lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=13),
-            "schedule_every": "step",
+            "lr_schedule": ("step", partial(lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=13)),
         },
         {},
     ),
-    "scheduled by epoch": ({"scheduler": partial(lr_scheduler.StepLR, step_size=1)}, {}),
-    "scheduled by validation": ({"scheduler": PLATEAU}, {"validation_data": (XV, YV)}),
+    "scheduled by epoch": ({"lr_schedule": partial(lr_scheduler.StepLR, step_size=1)}, {}),
+    "scheduled by validation": ({"lr_schedule": PLATEAU}, {"validation_data": (XV, YV)}),
     "clipped": ({"clip": 0.01, "opt": partial(SGD, lr=1.0, momentum=0.9)}, {}),
     "lengths and missing targets": (
         {"shuffle": True},
@@ -199,11 +195,6 @@ CASES = {
     "weighted": ({"shuffle": True}, {"sample_weight": np.arange(1.0, N + 1)}),
     "averaged sum": (
         {"loss": seqloss(nn.MSELoss(reduction="sum")), "opt": partial(AdamW, lr=1e-4)},
-        {},
-    ),
-    "two threads": ({"n_jobs": 2, "shuffle": True}, {}),
-    "two threads and dropout": (
-        {"n_jobs": 2, "model": partial(net, num_layers=2, dropout=0.4)},
         {},
     ),
     "patient": (

@@ -83,14 +83,13 @@ def network(layer):
     return model
 
 
-def fit(layer, task, n_jobs=None, callbacks=None, **spec):
+def fit(layer, task, callbacks=None, **spec):
     spec = Spec(**{"epochs": 1, "batchsize": B, "seqsize": S, **spec})
     est = Estimator(
         network(layer),
         None,
         adam,
         spec,
-        n_jobs=n_jobs,
         callbacks=callbacks,
         random_state=0,
         verbose=False,
@@ -170,18 +169,6 @@ def test_single_series_of_a_stream_start_anew(layer):
     found = np.stack([live.step(task.x[:, :, t]) for t in range(9, T)], 2)
     assert np.abs(found[:, 1] - est.predict(task.x[:, :, 9:])[:, 1]).max() < 1e-12
     assert np.abs(found[:, ::2] - est.predict(task.x)[:, ::2, 9:]).max() < 1e-12
-
-
-@pytest.mark.few
-@every_exact
-def test_law_7_threads_equal_one(layer):
-    task = make_task()
-    assert (
-        difference(
-            net2vec(fit(layer, task, n_jobs=2, overlap=4)), net2vec(fit(layer, task, overlap=4))
-        )
-        < 1e-12
-    )
 
 
 class Interrupted(Exception):

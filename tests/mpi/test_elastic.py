@@ -20,7 +20,7 @@ def found(ran):
         return dict(file)
 
 
-CASES = ["everything", "overlapping", "exact", "folded", "threads", "single", "ready_made"]
+CASES = ["everything", "overlapping", "exact", "folded", "single", "ready_made"]
 
 
 @pytest.mark.slow

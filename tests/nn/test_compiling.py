@@ -197,11 +197,6 @@ def test_wrong_arguments_are_named(compile):
         fitted("no state", compile)
 
 
-def test_threads_and_compile_are_refused():
-    with pytest.raises(SpecError, match="compile=True trains in one thread"):
-        fitted("no state", True, n_jobs=2)
-
-
 def test_off_by_default():
     assert compile_arguments(Estimator().compile) is None
     with warnings.catch_warnings():

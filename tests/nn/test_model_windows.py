@@ -5,7 +5,6 @@ import gc
 import re
 import threading
 import weakref
-from functools import partial
 
 import pytest
 import torch
@@ -15,10 +14,7 @@ from fluxutils_py.errors import ShapeError
 from fluxutils_py.nn import GRU, LSTM, BatchNorm, Recur
 from fluxutils_py.nn import model_windows as windows_module
 from fluxutils_py.nn.model_windows import (
-    cut_dependence,
     prediction_copy,
-    raw_ends,
-    replica,
     require_step_outputs,
     run_window,
     takes_windows,
@@ -203,77 +199,6 @@ def test_outputs_that_lack_an_axis_are_found_without_a_trace(cut, shape):
     assert model.rnn.state is None
     pairs = zip(before, model.state_dict().values(), strict=True)
     assert all(a.equal(b) for a, b in pairs)
-
-
-class Scale(nn.Module):
-    """It has a parameter, as a layer has."""
-
-    def __init__(self, factor):
-        super().__init__()
-        self.factor = nn.Parameter(torch.tensor(factor))
-
-    def forward(self, x):
-        return x * self.factor
-
-
-def recurrent(forward, **parts):
-    return Module(forward, rnn=LSTM(3, 4), out=nn.Linear(4, 2), **parts)
-
-
-# whether inputs reach layers as they are, and whether outputs are as layers give them
-ENDS = {
-    "layers in a row": (nn.Sequential(LSTM(3, 4), nn.Linear(4, 2)), True, True),
-    "a layer": (nn.Linear(3, 2), True, True),
-    "own": (recurrent(lambda m, x: m.out(m.rnn(x))), True, True),
-    "axes moved": (
-        Module(
-            lambda m, x: m.conv(x.permute(1, 2, 0)).permute(2, 0, 1),
-            conv=nn.Conv1d(3, 2, 3, padding=1),
-        ),
-        True,
-        True,
-    ),
-    "steps alone": (
-        Module(lambda m, x: m.out(m.cell(x)), cell=Recur(nn.GRUCell(3, 4)), out=nn.Linear(4, 2)),
-        True,
-        True,
-    ),
-    "inputs scaled": (recurrent(lambda m, x: m.out(m.rnn(x / 10))), False, True),
-    "inputs scaled in place": (recurrent(lambda m, x: m.out(m.rnn(x.div_(10)))), False, True),
-    "outputs scaled": (recurrent(lambda m, x: 125 * m.out(m.rnn(x))), True, False),
-    "outputs scaled in place": (recurrent(lambda m, x: m.out(m.rnn(x)).mul_(125)), True, False),
-    "scales between layers": (
-        nn.Sequential(Scale(0.1), LSTM(3, 4), nn.Linear(4, 2), Scale(9.0)),
-        False,
-        False,
-    ),
-    "scales in a part": (
-        Module(
-            lambda m, x: m.out(m.part(x)),
-            part=nn.Sequential(Scale(0.1), LSTM(3, 4)),
-            out=nn.Sequential(nn.Linear(4, 2), Scale(9.0)),
-        ),
-        False,
-        False,
-    ),
-}
-
-
-@pytest.mark.parametrize("mode", [None, True, False])
-@pytest.mark.parametrize("kind", ENDS)
-def test_the_ends_of_a_model_are_raw_unless_it_scales_them(kind, mode):
-    model, inputs, outputs = ENDS[kind]
-    model = copy.deepcopy(model)
-    if mode is not None and not (kind == "axes moved" and not mode):
-        model.takes_windows = mode
-    takes_windows(model, (torch.randn(7, 6, 3),))
-    assert raw_ends(model, (torch.randn(7, 6, 3),)) == ((inputs,), (outputs,))
-    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
-
-
-def test_of_a_model_that_fails_no_end_is_raw():
-    model = Module(lambda m, a, b: m.out(m.nothing(a)), out=nn.Linear(3, 1))
-    assert raw_ends(model, (torch.randn(7, 6, 3),)) == ((False,), ())
 
 
 def test_models_that_run_neither_way_say_why():
@@ -548,40 +473,17 @@ def test_threads_predict_with_copies_of_their_own():
     assert model[0].state is None
 
 
-def test_replicas_share_parameters_and_buffers_and_remember_by_themselves():
+def test_prediction_copies_share_parameters_and_buffers_and_remember_by_themselves():
     model = nn.Sequential(LSTM(3, 4, 2, dropout=0.5), nn.BatchNorm1d(4, affine=False))
     model[0](torch.randn(5, 2, 3))
-    twin = replica(model)
+    twin = prediction_copy(model)
     assert all(p is q for p, q in zip(model.parameters(), twin.parameters(), strict=True))
     assert all(p is q for p, q in zip(model.buffers(), twin.buffers(), strict=True))
-    assert twin.training
+    assert not twin.training
+    assert model.training
     assert twin[0].state is None
     twin[0](torch.randn(5, 7, 3))
     assert model[0].state[0].shape == (2, 2, 4)
-
-
-@pytest.mark.parametrize("layer", [LSTM(3, 4, 2), Recur(nn.GRUCell(3, 4))], ids=repr)
-def test_what_is_remembered_of_some_series_goes_to_a_replica_and_back(layer):
-    xs = torch.randn(6, 5, 3)  # (S, B, F)
-    layer(xs)
-    before = layer.memory()
-    copies = [replica(layer) for _ in range(2)]
-    layer.mark(4)
-    marked = layer.memory()
-    parts = (slice(0, 2), slice(2, 5))
-    for copied, part in zip(copies, parts, strict=True):
-        copied.take_series(marked, part)
-        copied(xs[:, part])
-    layer(xs)
-    expected, noted = states(layer), layer.marked()
-    layer.take_series(before, slice(None))
-    layer.join_series([copied.memory() for copied in copies])
-    for a, b in zip(states(layer), expected, strict=True):
-        torch.testing.assert_close(a, b)
-    noted, found = ((s,) if isinstance(s, torch.Tensor) else s for s in (noted, layer.marked()))
-    for a, b in zip(found, noted, strict=True):
-        torch.testing.assert_close(a, b)
-    assert not any(t.requires_grad for t in states(layer))
 
 
 class Mixing(nn.Module):
@@ -596,25 +498,24 @@ class Mixing(nn.Module):
         return out if isinstance(out, torch.Tensor) else out[0]
 
 
-@pytest.mark.parametrize("declared", [None, True])
 @pytest.mark.parametrize("layer", [
     lambda: nn.GRU(5, 4, batch_first=True),
     lambda: nn.LSTM(5, 4, 2, batch_first=True),
     lambda: nn.TransformerEncoderLayer(5, 1, 8, batch_first=True),
 ])  # fmt: skip
 @pytest.mark.parametrize("n_series", [1, 6])
-def test_layers_that_take_series_for_steps_are_refused(layer, n_series, declared):
+def test_layers_that_take_series_for_steps_are_refused(layer, n_series):
     model, xs = Mixing(layer()), (torch.randn(7, n_series, 5),)
-    try_out = partial(cut_dependence, overlap=0) if declared else takes_windows
     with pytest.raises(ShapeError, match=r"'layer[.\w]*' \(\w+\).*batch_first=True"):
-        try_out(model, xs)
+        takes_windows(model, xs)
 
 
 def test_batch_first_layers_that_get_their_axes_and_a_batch_norm_are_fine():
     swapped = Module(
         lambda m, x: m.rnn(x.transpose(0, 1))[0].transpose(0, 1), rnn=nn.GRU(5, 4, batch_first=True)
     )
-    assert cut_dependence(swapped, (torch.randn(7, 6, 5),), 0) == "earlier"
+    swapped.takes_windows = True
+    assert takes_windows(swapped, (torch.randn(7, 6, 5),))
     assert takes_windows(nn.Sequential(nn.Linear(5, 4), BatchNorm(4)), (torch.randn(7, 6, 5),))
 
 
@@ -627,18 +528,6 @@ def test_a_model_that_mixes_series_warns():
             Module(lambda m, x: m.a(x) - m.a(x).mean(-2, keepdim=True), a=nn.Linear(5, 4)),
             (torch.randn(7, 6, 5),),
         )
-
-
-@pytest.mark.parametrize(("pad", "overlap", "found"), [
-    ((4, 0), 4, None), ((4, 0), 11, None), ((4, 0), 3, "earlier"), ((4, 0), 0, "earlier"), ((2, 2), 4, "later"),
-    ((0, 4), 4, "later"),
-])  # fmt: skip
-def test_how_outputs_depend_on_cuts(pad, overlap, found):
-    def run(m, x):
-        return m.conv(nn.functional.pad(x.permute(1, 2, 0), pad)).permute(2, 0, 1)
-
-    model = Module(run, conv=nn.Conv1d(3, 2, 5))
-    assert cut_dependence(model, (torch.randn(3, 6, 3),), overlap) == found
 
 
 class OwnState(nn.Module):

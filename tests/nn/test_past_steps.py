@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from fluxutils_py import reset
-from fluxutils_py.exporting.rounded_weights import run_program
 from fluxutils_py.nn import (
     CausalKernels,
     ExponentialMeans,
@@ -90,18 +89,6 @@ def inputs_of(n_series, dtype):
 def windows_of(model, xs):
     with native_kernels(False), torch.no_grad():
         return reset(copy.deepcopy(model))(xs)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_programs_in_numpy(name):
-    model = made(name, torch.float64)
-    xs = inputs_of(2, torch.float64)
-    program = program_of(model, F)
-    values = xs.numpy()
-    if program.moments is not None:
-        values = (values - program.moments.mean) / program.moments.scale
-    found = run_program(program, values)
-    np.testing.assert_allclose(found, windows_of(model, xs), rtol=0, atol=1e-11)
 
 
 @pytest.mark.skipif(kernels.library() is None, reason="the kernels are not in use")

@@ -36,7 +36,7 @@ def make(*callbacks, epochs=3, **options):
         3,
         4,
         shuffle=True,
-        scheduler=partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5),
+        lr_schedule=partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5),
     )
     return Estimator(
         model, spec=spec, callbacks=list(callbacks), random_state=0, verbose=False, **options

@@ -21,7 +21,7 @@ from fluxutils_py.nn import (
 )
 from fluxutils_py.nn.activations import psigmoid, ptanh
 from fluxutils_py.nn.layers import Elementwise, GaussianNoise, ffnn
-from fluxutils_py.steps.step_program import (
+from fluxutils_py.steps.operations import (
     Activation,
     CellStep,
     Dense,
@@ -30,10 +30,8 @@ from fluxutils_py.steps.step_program import (
     LayerNormalization,
     ScaleShift,
     Sum,
-    UnsupportedStep,
-    program_of,
-    step_program,
 )
+from fluxutils_py.steps.step_program import UnsupportedStep, program_of, step_program
 from tests.nn import every_layer
 from tests.nn.every_layer import disturbed, hooked, with_head
 
@@ -108,8 +106,8 @@ FUNCTIONS = {
     "elu": lambda x, alpha: np.where(x > 0, x, alpha * np.expm1(x)),
     "softplus": lambda x, alpha: np.log1p(np.exp(x)),
     "gelu": lambda x, alpha: nn.functional.gelu(torch.from_numpy(x)).numpy(),
-    "psigmoid": lambda x, alpha: parabolic_sigmoid(x),
-    "ptanh": lambda x, alpha: parabolic_tanh(x),
+    "parabolic_sigmoid": lambda x, alpha: parabolic_sigmoid(x),
+    "parabolic_tanh": lambda x, alpha: parabolic_tanh(x),
 }
 
 

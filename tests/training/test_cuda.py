@@ -116,10 +116,9 @@ SCHEDULER = partial(torch.optim.lr_scheduler.StepLR, step_size=4, gamma=0.5)
     "spec",
     [
         {},
-        {"clip": 0.1, "accumulate": 3, "scheduler": SCHEDULER, "schedule_every": "step"},
+        {"clip": 0.1, "accumulate": 3, "lr_schedule": ("step", SCHEDULER)},
         {"overlap": 3, "burn_in": 2},
         {"precision": "bfloat16"},
-        {"precision": "float16", "clip": 0.1},
     ],
 )
 def test_more_windows_need_no_more_synchronizations(spec):

@@ -58,8 +58,10 @@ def test_schedulers_are_made_of_the_optimizer():
 def test_arguments_that_are_missing_are_named_with_partial():
     opt = torch.optim.SGD(params())
     cosine = torch.optim.lr_scheduler.CosineAnnealingLR
-    with pytest.raises(TypeError, match=r"^spec.scheduler: .*'T_max'.*partial\(CosineAnnealingLR"):
-        make_scheduler(cosine, opt, "spec.scheduler")
+    with pytest.raises(
+        TypeError, match=r"^spec.lr_schedule: .*'T_max'.*partial\(CosineAnnealingLR"
+    ):
+        make_scheduler(cosine, opt, "spec.lr_schedule")
     step = functools.partial(torch.optim.lr_scheduler.StepLR, gamma=0.5)
     with pytest.raises(TypeError, match=r"'step_size'.*partial\(StepLR, "):
         make_scheduler(step, opt)

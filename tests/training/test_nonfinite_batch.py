@@ -127,19 +127,18 @@ def test_functions_that_train_name_the_module(function, prepare, settings):
     )
 
 
-@pytest.mark.parametrize("n_jobs", [None, 2])
-def test_a_task_names_the_module_and_its_generator_does_not_advance(n_jobs):
+def test_a_task_names_the_module_and_its_generator_does_not_advance():
     model, rngs = broken(), []
     for _ in range(2):
         state = TrainState(0, model, torch.optim.SGD(model.parameters(), lr=0.1))
-        step, rng = TaskStep(Squares(), n_jobs=n_jobs), torch.Generator().manual_seed(7)
+        step, rng = TaskStep(Squares()), torch.Generator().manual_seed(7)
         message = message_of(
             lambda step=step, state=state, rng=rng: step(state, sample(), rng), model
         )
         assert message.startswith("loss is nan, first given by module '1' (Logarithm)")
         rngs.append(rng.get_state())
         nonfinite_inputs = torch.full((5, 3), torch.nan), torch.zeros(5, 1)
-        step, other = TaskStep(Squares(), n_jobs=n_jobs), torch.Generator().manual_seed(7)
+        step, other = TaskStep(Squares()), torch.Generator().manual_seed(7)
         assert "first given" not in message_of(
             lambda step=step, state=state, other=other, batch=nonfinite_inputs: step(
                 state, batch, other
@@ -150,7 +149,7 @@ def test_a_task_names_the_module_and_its_generator_does_not_advance(n_jobs):
     assert torch.equal(*rngs)
 
 
-@pytest.mark.parametrize("settings", [{}, {"n_jobs": 2}, {"callbacks": [lambda loop: None]}])
+@pytest.mark.parametrize("settings", [{}, {"callbacks": [lambda loop: None]}])
 def test_fit_names_the_module(settings):
     x = np.ones((3, 5, 7), np.float32)  # (F, N, T)
     spec = {"epochs": 2, "batchsize": 3, "seqsize": 4, "overlap": 1}

@@ -52,10 +52,10 @@ SCHEDULER = partial(torch.optim.lr_scheduler.StepLR, step_size=4, gamma=0.5)
         {},
         {"clip": 0.05, "shuffle": True},
         {"overlap": 4, "burn_in": 3},
-        {"scheduler": SCHEDULER, "schedule_every": "step"},
+        {"lr_schedule": ("step", SCHEDULER)},
         {"patience": 1},
         {"accumulate": 3, "clip": 0.05},
-        {"accumulate": 4, "scheduler": SCHEDULER, "schedule_every": "step", "overlap": 4},
+        {"accumulate": 4, "lr_schedule": ("step", SCHEDULER), "overlap": 4},
     ],
 )
 def test_training_is_the_same_to_the_last_bit(late, spec):

@@ -5,7 +5,7 @@ from torch import nn
 
 from fluxutils_py import reset, seqloss
 from fluxutils_py.nn import LSTM
-from fluxutils_py.training.threaded_loss import window_loss
+from fluxutils_py.training.window_step import window_loss
 
 
 def test_gradients_flow_through_the_steps_before_the_window():

@@ -3,29 +3,34 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from fluxutils_py.data.arrays import DuckArray, SlicedArray
-from fluxutils_py.data.hdf5.datasets import open_located, warn_of_packing
-from fluxutils_py.data.hdf5.feature_names import read_names
-from fluxutils_py.data.hdf5.identity import current_identity, identity_of
+from fluxutils_py.data.arrays import DuckArray
+from fluxutils_py.data.hdf5.attributes import fnt_axes, read_axes, read_names, warn_of_packing
+from fluxutils_py.data.hdf5.datasets import check_sources, open_located
 from fluxutils_py.data.hdf5.opening import (
     PathLike,
-    Shape,
     check_path,
+    current_identity,
     describe,
     find_dataset,
-    fnt_axes,
+    identity_of,
     numpy_dtype,
     open_file,
-    read_axes,
     wrap_h5_errors,
 )
-from fluxutils_py.data.hdf5.source_files import check_open_file_limit, check_sources
-from fluxutils_py.data.indexing import Index, read_slices
+from fluxutils_py.data.indexing import (
+    Index,
+    compose_index,
+    index_names,
+    parse_index,
+    read_slices,
+)
 from fluxutils_py.errors import H5DataError
 
 
@@ -41,14 +46,13 @@ class _Handle(NamedTuple):
 _inherited: list[_Handle] = []
 
 
-class H5Lazy(DuckArray):
+class H5Lazy(NDArrayOperatorsMixin, DuckArray):
     """A dataset that cannot be mapped (chunked, compressed, virtual, ...), as a lazy array of shape
     (F, N, T).
 
     It is not an ndarray. Slices of it are lazy too, as those of a map are views, and arithmetic
-    with slices gives ndarrays. It takes integers
-    as NumPy does, and along one axis an array of indices or booleans, in any order: these read a
-    fresh array, as does ``np.asarray`` of the whole or of a slice.
+    reads and gives ndarrays. It takes integers as NumPy does, and along one axis an array of
+    indices or booleans, in any order: these read a fresh array, as does ``np.asarray``.
 
     It pickles as the names of file and dataset, and opens the same file or none; sources of a
     virtual dataset are found by their names. After a fork, each process opens its own file. Several
@@ -63,9 +67,6 @@ class H5Lazy(DuckArray):
         Name of the dataset, ``"group/x"`` in a group.
     axes : str, optional
         As in :func:`h5mmap`.
-    swmr : bool
-        Open a file that another process is writing to in HDF5's single-writer, multiple-reader
-        mode. The shape stays as it is now, until :meth:`refresh`.
 
     Attributes
     ----------
@@ -85,28 +86,25 @@ class H5Lazy(DuckArray):
         If the dataset cannot be read; when indexed, if it was closed or the file was replaced.
     """
 
-    lazy_slices = True
-
     def __init__(
         self,
         path: PathLike,
         name: str,
         axes: str | None = None,
-        *,
-        swmr: bool = False,
     ) -> None:
         self.path = os.path.realpath(check_path(path))
         self.name = name
-        self.swmr = swmr
         where = describe(path, name)
-        file = open_file(path, swmr=swmr)
+        file = open_file(path)
         try:
             # all checks are made here, so that reading a window makes none
             dataset = find_dataset(file, path, name)
             with wrap_h5_errors(where):
                 self._axes = fnt_axes(read_axes(dataset, axes, where), dataset.ndim)
                 self.dtype = numpy_dtype(dataset)
-                self.shape = self._fnt_shape(dataset)
+                self._whole = dataset.shape
+                self.shape = tuple(dataset.shape[i] for i in self._axes)
+                self._index: Sequence[Index] | None = None  # of a slice
                 self.feature_names = None
                 if dataset.ndim == 3:
                     self.feature_names = read_names(dataset, self.shape[0])
@@ -118,8 +116,6 @@ class H5Lazy(DuckArray):
             raise
         self.closed = False
         self._identity = identity_of(file)
-        if swmr:  # its size and time change while it is read
-            self._identity = self._identity.without_contents()
         self._handle: _Handle | None = _Handle(os.getpid(), file, dataset)
 
     def __repr__(self) -> str:
@@ -130,14 +126,25 @@ class H5Lazy(DuckArray):
 
     def __getitem__(self, key: Any) -> Any:
         self._dataset()  # opened once for all slices
-        part = super().__getitem__(key)
-        if isinstance(part, SlicedArray):  # it opens the file again if this one is closed before
-            part.source = object.__new__(type(self))
-            part.source.__dict__.update(self.__dict__)
+        index = [places for places in parse_index(key, self.shape) if isinstance(places, range)]
+        if len(index) < self.ndim:
+            return super().__getitem__(key)
+        part = object.__new__(type(self))  # it opens the file again if this one is closed before
+        part.__dict__.update(self.__dict__)
+        part.feature_names = index_names(self.feature_names, key, self.ndim)
+        part.shape = tuple(map(len, index))
+        part._index = self._in_whole(index)
         return part
 
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        arrays = [np.asarray(a) if isinstance(a, DuckArray) else a for a in inputs]
+        return getattr(ufunc, method)(*arrays, **options)
+
     def read(self, *index: Index) -> np.ndarray:
-        return read_slices(self._read_slices, index, strides=True)
+        return read_slices(self._read_slices, self._in_whole(index), strides=True)
+
+    def _in_whole(self, index: Sequence[Index]) -> Sequence[Index]:
+        return index if self._index is None else list(map(compose_index, self._index, index))
 
     # -- the file ----------------------------------------------------------------------------------
 
@@ -149,17 +156,6 @@ class H5Lazy(DuckArray):
         # the parent's would give up its lock
         if handle is not None and handle.process == os.getpid():
             handle.file.close()
-
-    def refresh(self) -> H5Lazy:
-        """Update the shape of a dataset that another process makes grow (``swmr=True``)."""
-        dataset = self._dataset()
-        with wrap_h5_errors(describe(self.path, self.name)):
-            dataset.refresh()
-            self.shape = self._fnt_shape(dataset)
-        return self
-
-    def _fnt_shape(self, dataset: h5py.Dataset) -> Shape:
-        return tuple(dataset.shape[i] for i in self._axes)
 
     def __enter__(self) -> H5Lazy:
         return self
@@ -188,20 +184,12 @@ class H5Lazy(DuckArray):
             # the parent has the file open, and may have written to it since
             _inherited.append(handle)
             identity = current_identity(self.path, identity)
-        shape = None if self.swmr else tuple(self.shape[i] for i in self._order)
-        dataset = open_located(
-            self.path, self.name, identity, shape, self.dtype.str, swmr=self.swmr
-        )
+        dataset = open_located(self.path, self.name, identity, self._whole, self.dtype.str)
         self._handle = _Handle(os.getpid(), dataset.file, dataset)
         return dataset
 
-    @property
-    def _order(self) -> list[int]:
-        """The axis of (F, N, T) for each axis of the file."""
-        return np.argsort(self._axes).tolist()
-
     def _read_slices(self, key: tuple[slice, ...]) -> np.ndarray:
-        in_file = tuple(key[i] for i in self._order)
+        in_file = tuple(key[i] for i in np.argsort(self._axes))
         sizes = [len(range(s.start, s.stop, s.step or 1)) for s in in_file]
         out = np.empty(sizes, self.dtype)
         if out.size:  # HDF5 takes no empty selections
@@ -210,30 +198,33 @@ class H5Lazy(DuckArray):
 
     def _read_into(self, out: np.ndarray, dataset: h5py.Dataset, source: tuple[slice, ...]) -> None:
         try:
-            if self.swmr:
-                dataset.refresh()
             dataset.read_direct(out, source)
-            if self._virtual:
-                check_open_file_limit(describe(self.path, self.name))
-        except H5DataError:
+        except (OSError, RuntimeError, TypeError, ValueError) as error:
+            if self.closed:  # meanwhile, by another thread
+                self._dataset()
+            raise H5DataError(
+                f"{describe(self.path, self.name)} cannot be read at {source} ({error}); check the "
+                "file and its sources, or write it again"
+            ) from error
+        if self._virtual:
+            self._check_open_file_limit()
+
+    def _check_open_file_limit(self) -> None:
+        """Check that HDF5 could open all sources of a virtual dataset that was just read.
+
+        It keeps the sources open: if one more file can be opened, none was left out. Sources beyond
+        as many files as this process may open are taken for missing.
+        """
+        try:
+            os.close(os.open(os.devnull, os.O_RDONLY))
+        except OSError as error:
             # a source that HDF5 has not found stays missing while the file is open
             handle = self._handle
             self._handle = None
             if handle is not None:
                 handle.file.close()
-            raise
-        except (OSError, RuntimeError, TypeError, ValueError) as error:
-            if self.closed:  # meanwhile, by another thread
-                self._dataset()
             raise H5DataError(
-                f"{describe(self.path, self.name)} cannot be read at {_key_text(source)} "
-                f"({error}); check the file and its sources, or write it again"
+                f"{describe(self.path, self.name)} is virtual and needs more files open at once "
+                f"than this process may have ({error.strerror}); raise the limit, as with `ulimit "
+                "-n 65536`, or copy it with h5concat(..., virtual=False)"
             ) from error
-
-
-def _key_text(key: tuple[slice, ...]) -> str:
-    texts = []
-    for s in key:
-        step = "" if s.step in (None, 1) else f":{s.step}"
-        texts.append(f"{s.start}:{s.stop}{step}")
-    return f"[{', '.join(texts)}]"

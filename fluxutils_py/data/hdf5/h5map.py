@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import mmap
@@ -10,26 +9,16 @@ import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import h5py
 import numpy as np
 from numpy.typing import DTypeLike
 
-from fluxutils_py.data.hdf5.feature_names import Names
-from fluxutils_py.data.hdf5.identity import (
+from fluxutils_py.data.arrays import Names
+from fluxutils_py.data.hdf5.opening import (
     FileIdentity,
-    FileReplaced,
+    Shape,
     check_same_file,
     current_identity,
-    find_system_call,
     identity_of,
-)
-from fluxutils_py.data.hdf5.opening import (
-    Shape,
-    describe,
-    find_dataset,
-    numpy_dtype,
-    open_file,
-    unmappable_reason,
 )
 from fluxutils_py.data.indexing import index_names
 from fluxutils_py.errors import H5DataError
@@ -38,28 +27,12 @@ PAGE = mmap.PAGESIZE
 AT_ONCE = 256 << 20  # bytes: asking for more at once would push out what is in use
 
 
-class Layout(NamedTuple):
-    """Position, shape and type of a dataset in its file."""
-
-    name: str
-    dtype: str
-    shape: Shape  # as in the file
-    offset: int
-
-    @classmethod
-    def of(cls, dataset: h5py.Dataset) -> Layout:
-        """Return the layout of a dataset that can be mapped."""
-        dtype = numpy_dtype(dataset)
-        return cls(dataset.name, dtype.str, dataset.shape, dataset.id.get_offset())
-
-
 class Origin(NamedTuple):
     """The file region behind a map."""
 
     path: str
     mode: str
     identity: FileIdentity
-    layout: Layout | None
     start: int  # address at which byte 0 of the file would be
     memory: mmap.mmap
     memory_start: int  # address of the first byte that is mapped
@@ -88,8 +61,6 @@ class H5Map(np.memmap):
     mode : "r" or "r+"
     identity : FileIdentity, optional
         Identity of the file.
-    layout : Layout, optional
-        Layout of the dataset that this map is part of; checked when the map is unpickled.
     feature_names : tuple of str, optional
         One per index of the first of three axes. A slice of that axis has the names of the slice; a
         result with other axes has none.
@@ -119,7 +90,6 @@ class H5Map(np.memmap):
         offset: int = 0,
         mode: str = "r",
         identity: FileIdentity | None = None,
-        layout: Layout | None = None,
         feature_names: Names | None = None,
     ) -> H5Map:
         dtype = np.dtype(dtype)
@@ -156,7 +126,6 @@ class H5Map(np.memmap):
             path,
             mode,
             current if mode == "r" else current.without_contents(),
-            layout,
             start - first,
             memory,
             start,
@@ -210,10 +179,10 @@ class H5Map(np.memmap):
     # -- other processes ---------------------------------------------------------------------------
 
     def __reduce__(self) -> Any:
-        if self._origin is None:
+        if self._origin is None or not self.size:
             return np.array(self).__reduce__()
         origin = self._origin
-        return reopen, (
+        return H5Map, (
             origin.path,
             self.dtype,
             self.shape,
@@ -221,7 +190,6 @@ class H5Map(np.memmap):
             _memory_address(self) - origin.start,
             origin.mode if self.flags.writeable else "r",
             current_identity(origin.path, origin.identity),
-            origin.layout,
             self.feature_names,
         )
 
@@ -260,44 +228,6 @@ class H5Map(np.memmap):
         for start, stop in _merge_ranges(ranges):
             origin.memory.madvise(mmap.MADV_WILLNEED, start, stop - start)
         return bool(ranges)
-
-
-def reopen(
-    path: str,
-    dtype: np.dtype,
-    shape: Shape,
-    strides: Shape,
-    offset: int,
-    mode: str,
-    identity: FileIdentity,
-    layout: Layout | None = None,
-    feature_names: Names | None = None,
-) -> np.ndarray:
-    """Open a view of a map in another process, of the same file or not at all."""
-    if not all(shape):
-        return np.empty(shape, dtype)
-    if layout is not None:
-        with contextlib.closing(_open_without_lock(path)) as file:
-            check_same_file(path, identity_of(file), identity)
-            dataset = find_dataset(file, path, layout.name)
-            if unmappable_reason(dataset) or Layout.of(dataset) != layout:
-                raise FileReplaced(
-                    f"{describe(path, layout.name)} was replaced since it was mapped: it is of "
-                    "another type or shape, or in another place of the file; map it again and "
-                    "send that"
-                )
-    try:
-        return H5Map(path, dtype, shape, strides, offset, mode, identity, layout, feature_names)
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"{path}: the file no longer exists") from error
-
-
-def _open_without_lock(path: str) -> h5py.File:
-    """Open a file to read its layout: a map needs no lock, and others may continue to write."""
-    try:
-        return h5py.File(path, "r", locking=False)
-    except OSError:  # also if this process has it open, with a lock
-        return open_file(path)
 
 
 def _memory_address(array: np.ndarray) -> int:
@@ -377,11 +307,15 @@ def _probably_resident(view: np.ndarray, origin: Origin) -> bool:
 
 
 def _find_mincore() -> Any:
-    """Return the system call that reports which pages are in memory; None if missing or if it
-    reports all pages.
+    """Return the system call that reports which pages are in memory, which Python lacks; None if
+    missing or if it reports all pages.
+
+    To ask for pages that are there takes as long as a training step, where a window has a range
+    for each of its series and steps.
     """
-    call = find_system_call("mincore")
-    if call is None:
+    try:
+        call = ctypes.CDLL(None).mincore
+    except (AttributeError, OSError, TypeError):
         return None
     call.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
     untouched = mmap.mmap(-1, PAGE)

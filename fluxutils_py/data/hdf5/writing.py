@@ -9,7 +9,6 @@ import io
 import math
 import mmap
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
@@ -19,15 +18,25 @@ import h5py
 import numpy as np
 from numpy.typing import DTypeLike
 
-from fluxutils_py.data.arrays import BlockError, plain_block, to_numpy, with_read_dtype
-from fluxutils_py.data.hdf5.damage import read_attribute
-from fluxutils_py.data.hdf5.datasets import check_dataset, require_open
-from fluxutils_py.data.hdf5.feature_names import Names, check_names, get_feature_names, write_names
+from fluxutils_py.data.arrays import (
+    Names,
+    get_feature_names,
+    plain_block,
+    refuse_source,
+    to_numpy,
+    with_read_dtype,
+)
+from fluxutils_py.data.hdf5.attributes import (
+    check_axes,
+    check_names,
+    write_names,
+)
+from fluxutils_py.data.hdf5.datasets import check_dataset
 from fluxutils_py.data.hdf5.h5map import H5Map
+from fluxutils_py.data.hdf5.mapping import h5mmap
 from fluxutils_py.data.hdf5.opening import (
     PathLike,
     Shape,
-    check_axes,
     check_name,
     check_path,
     describe,
@@ -38,9 +47,8 @@ from fluxutils_py.data.hdf5.opening import (
     wait_for_lock,
     wrap_h5_errors,
 )
-from fluxutils_py.data.hdf5.reading import h5mmap
 from fluxutils_py.data.parts import indbatch
-from fluxutils_py.errors import H5DataError
+from fluxutils_py.errors import DataError, H5DataError
 from fluxutils_py.files import atomic_path, remove_leftovers
 from fluxutils_py.terminal import progress_bar
 from fluxutils_py.validation import check_integer
@@ -99,7 +107,7 @@ def h5save(
     ((5, 3, 4), 'TNF', 2)
     """
     path = check_path(path)
-    arrays = _arrays_by_name(path, mapping)
+    arrays = _collect(path, mapping, "", {})
     check_axes(axes, 3, path)
     names = _names_by_name(path, arrays, feature_names)
     n_bytes = [math.prod(a.shape) * a.dtype.itemsize for a in arrays.values() if a is not None]
@@ -109,18 +117,14 @@ def h5save(
             where = describe(path, name)
             try:
                 dataset = _store(file, name, array, axes, update)
-                if name in names:
-                    write_names(dataset, names[name], where)
-            except H5DataError:
-                raise
-            except BlockError as error:
-                raise H5DataError(f"{where}: {error}") from error
             # not OSError: a full disk is no fault of the array
             except (TypeError, ValueError, KeyError) as error:
                 raise H5DataError(
                     f"{where}: cannot store {type(array).__name__} of type {array.dtype} "
                     f"({error}); convert it to an array of numbers, or give it another name"
                 ) from error
+            if name in names:
+                write_names(dataset, names[name], where)
 
 
 def _store(
@@ -142,20 +146,8 @@ def _store(
     return dataset
 
 
-def _arrays_by_name(path: str, mapping: object) -> dict[str, Any]:
+def _collect(path: str, mapping: object, prefix: str, arrays: dict[str, Any]) -> dict[str, Any]:
     """Collect arrays by the full names that HDF5 gives them, None for a group."""
-    arrays: dict[str, Any] = {}
-    for name, array in _named_arrays(path, mapping, ""):
-        # {"a": {...}, "/a": {...}} names one group twice, which does no harm
-        if name in arrays and not (array is None and arrays[name] is None):
-            raise H5DataError(
-                f"{describe(path, name)} is given twice; give one of the two another name"
-            )
-        arrays[name] = array
-    return arrays
-
-
-def _named_arrays(path: str, mapping: object, prefix: str) -> Iterator[tuple[str, Any]]:
     if not isinstance(mapping, Mapping):
         raise H5DataError(
             f"{path}: expected a mapping of names to arrays, as {{'x': x, 'y': y}}, got "
@@ -163,84 +155,68 @@ def _named_arrays(path: str, mapping: object, prefix: str) -> Iterator[tuple[str
         )
     for key, value in mapping.items():
         check_name(path, key)
-        parts = f"{prefix}/{key}".split("/")
-        name = "/".join(part for part in parts if part not in ("", "."))
-        if isinstance(value, Mapping):
-            yield name, None
-            yield from _named_arrays(path, value, name)
-        else:
-            yield name, _as_array(value, describe(path, name))
+        name = "/".join(part for part in f"{prefix}/{key}".split("/") if part not in ("", "."))
+        is_group = isinstance(value, Mapping)
+        # {"a": {...}, "/a": {...}} names one group twice, which does no harm
+        if name in arrays and not (is_group and arrays[name] is None):
+            raise H5DataError(
+                f"{describe(path, name)} is given twice; give one of the two another name"
+            )
+        arrays[name] = None if is_group else _as_array(value, describe(path, name))
+        if is_group:
+            _collect(path, value, name, arrays)
+    return arrays
 
 
 def _names_by_name(path: str, arrays: dict[str, Any], given: object) -> dict[str, Names]:
     """Return feature names by array: those given, else those that the array itself has."""
     arrays = {name: array for name, array in arrays.items() if array is not None}
     names = {name: get_feature_names(array) for name, array in arrays.items()}
-    for name, value in _names_given(path, arrays, given).items():
-        key = name.strip("/") if isinstance(name, str) else name
+    if given is not None and not isinstance(given, Mapping):  # of the only array with features
+        candidates = [name for name, array in arrays.items() if len(array.shape) == 3]
+        if len(candidates) != 1:
+            raise H5DataError(
+                f"{path}: feature_names must say of which array they are, as {{'x': [...]}}, where "
+                f"{len(candidates)} arrays have three axes"
+            )
+        given = {candidates[0]: given}
+    for name, value in (given or {}).items():
+        key = str(name).strip("/")
         if key not in arrays:
             raise H5DataError(
                 f"{path}: feature_names are given for {name!r}, which is not among the arrays to "
                 f"save: {', '.join(arrays)}"
             )
-        names[key] = check_names(value, arrays[key].shape, describe(path, name))
+        names[key] = check_names(value, arrays[key].shape, describe(path, key))
     return {name: value for name, value in names.items() if value is not None}
-
-
-def _names_given(path: str, arrays: dict[str, Any], given: object) -> Mapping[Any, object]:
-    """Return the argument ``feature_names`` as a mapping; a list belongs to the only array."""
-    if given is None:
-        return {}
-    if isinstance(given, Mapping):
-        return given
-    candidates = [name for name, array in arrays.items() if len(array.shape) == 3]
-    if len(candidates) != 1:
-        raise H5DataError(
-            f"{path}: feature_names must say of which array they are, as {{'x': [...]}}, where "
-            f"{len(candidates)} arrays have three axes"
-        )
-    return {candidates[0]: given}
 
 
 def _as_array(value: Any, where: str) -> Any:
     """Return an object with shape, dtype and slices; masked values become NaN, as HDF5 files have
     no masks.
     """
-    if isinstance(value, h5py.Dataset):
-        require_open(value, f"{where}: the array for it")
-        check_dataset(value, where)
     # np.asarray would drop the masks
     if isinstance(value, list | tuple) and any(isinstance(v, np.ma.MaskedArray) for v in value):
         value = np.ma.stack(value)
-    if isinstance(value, np.ma.MaskedArray):
-        return _without_mask(value, where)
     try:
-        value = to_numpy(value)
-    except TypeError as error:
-        raise H5DataError(
-            f"{where}: HDF5 has no numbers like those of this tensor ({error}); convert it, as "
-            "with x.float()"
-        ) from error
-    if all(hasattr(value, attribute) for attribute in ("shape", "dtype", "__getitem__")):
-        return with_read_dtype(value, where)
-    try:
+        if isinstance(value, h5py.Dataset):
+            check_dataset(value, where)
+        else:
+            refuse_source(value, where)
+            value = to_numpy(value)
+        if isinstance(value, np.ma.MaskedArray):
+            return plain_block(value, where)
+        if all(hasattr(value, attribute) for attribute in ("shape", "dtype", "__getitem__")):
+            return with_read_dtype(value, where)
         return np.asarray(value)
-    except ValueError as error:
+    except H5DataError:
+        raise
+    except DataError as error:
+        raise H5DataError(str(error)) from error
+    except (TypeError, ValueError) as error:
         raise H5DataError(
-            f"{where}: this is no array ({error}); make it one with equal lengths"
+            f"{where}: this is no array ({error}); make it one of numbers, with equal lengths"
         ) from error
-
-
-def _without_mask(value: np.ma.MaskedArray, where: str) -> np.ndarray:
-    if value.dtype.kind == "f":
-        return value.filled(np.nan)
-    if np.ma.is_masked(value):
-        raise H5DataError(
-            f"{where}: {np.ma.count_masked(value)} values are masked, and a file has no mask "
-            f"for {value.dtype}; convert the array to float, in which they are stored as NaN, "
-            "or fill them, as with x.filled(0)"
-        )
-    return value.data
 
 
 # -- datasets --------------------------------------------------------------------------------------
@@ -289,26 +265,13 @@ def allocate(
         plist.set_fill_time(h5py.h5d.FILL_TIME_ALLOC)
         plist.set_fill_value(np.asarray(fill, dtype))
     h5_type = h5py.h5t.py_create(np.dtype(dtype), logical=True)
-    dataset = make_dataset(file, name, shape, h5_type, plist)
+    space = h5py.h5s.create_simple(tuple(shape))
+    group, _, leaf = f"/{name.strip('/')}".rpartition("/")
+    parent = file.require_group(group or "/")
+    dataset = h5py.Dataset(h5py.h5d.create(parent.id, leaf.encode(), h5_type, space, plist))
     if axes is not None:
         dataset.attrs["axes"] = axes
     return dataset
-
-
-def make_dataset(
-    file: h5py.File,
-    name: str,
-    shape: Sequence[int],
-    h5_type: h5py.h5t.TypeID,
-    plist: h5py.h5p.PropDCID,
-) -> h5py.Dataset:
-    """Create a dataset, and its groups, with a type and properties that h5py's ``create_dataset``
-    does not take.
-    """
-    parent, _, leaf = name.strip("/").rpartition("/")
-    group = file.require_group(parent) if parent else file
-    space = h5py.h5s.create_simple(tuple(shape))
-    return h5py.Dataset(h5py.h5d.create(group.id, leaf.encode(), h5_type, space, plist))
 
 
 def copy_into(
@@ -373,8 +336,11 @@ def _fastest_axis(array: np.ndarray) -> int:
     return int(np.argmin(strides))
 
 
+# -- room for an array -----------------------------------------------------------------------------
+
 LOCK = fcntl.LOCK_EX | fcntl.LOCK_NB
 LARGEST = 1 << 62  # bytes: HDF5 counts them in 64 bits, and wraps
+UNCREATABLE = "cannot be created ({}); give it another name, or make it smaller"
 
 
 def h5create(
@@ -453,13 +419,6 @@ def h5create(
     return h5mmap(path, name, mode="r+")
 
 
-UNCREATABLE = "cannot be created ({}); give it another name, or make it smaller"
-_REMEDIES = (
-    "; to write to it pass exist_ok=True or use h5mmap(path, name, mode='r+'), to put a new one "
-    "in its place pass overwrite=True"
-)
-
-
 class _PlannedDataset(NamedTuple):
     """What :func:`h5create` was asked for."""
 
@@ -478,40 +437,26 @@ class _PlannedDataset(NamedTuple):
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def _plan(path: str, name: str, shape: object, dtype: DTypeLike, axes: str) -> _PlannedDataset:
+def _plan(path: str, name: str, shape: Any, dtype: DTypeLike, axes: str) -> _PlannedDataset:
     """Check that there can be an array of real numbers of that shape and type."""
     where = describe(path, name)
-    sizes = _checked_sizes(shape, where)
     try:
+        sizes = tuple(check_integer("", n, 0) for n in shape)
         numpy_type = np.dtype(dtype)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise H5DataError(
-            f"{where}: dtype must be a type of real numbers, as 'float32', got {dtype!r}"
+            f"{where}: shape and dtype must be those of an array, as (1, 37, 100) and 'float32', "
+            f"got {shape!r} and {dtype!r}"
         ) from error
-    if numpy_type.kind not in "fiub" or not sizes or min(sizes) < 0:
-        raise H5DataError(
-            f"{where}: expected the shape and type of an array of real numbers, got {sizes} of "
-            f"{numpy_type}"
-        )
     order = np.argsort(check_axes(axes, len(sizes), where))
     in_file = tuple(sizes[i] for i in order)
     planned = _PlannedDataset(path, name, in_file, numpy_type, axes if len(sizes) == 3 else None)
-    if max(planned.n_bytes, *sizes) > LARGEST:
+    if numpy_type.kind not in "fiub" or not sizes or max(planned.n_bytes, *sizes) > LARGEST:
         raise H5DataError(
-            f"{where}: an array of shape {sizes} of {numpy_type} is larger than any file"
+            f"{where}: there can be no array of shape {sizes} of {numpy_type} in a file; expected "
+            "real numbers, one axis or more, and less than 2**62 bytes"
         )
     return planned
-
-
-def _checked_sizes(shape: Any, where: str) -> Shape:
-    try:
-        # a text would be read as a sequence of its letters
-        sizes = [shape] if isinstance(shape, str | bytes) else shape
-        return tuple(check_integer("", n) for n in sizes)
-    except TypeError:
-        raise H5DataError(
-            f"{where}: shape must be a sequence of whole numbers, as (1, 37, 100), got {shape!r}"
-        ) from None
 
 
 def _create_file(planned: _PlannedDataset, sparse: bool) -> bool:
@@ -527,14 +472,12 @@ def _create_file(planned: _PlannedDataset, sparse: bool) -> bool:
 def _add_to_file(planned: _PlannedDataset, exist_ok: bool, overwrite: bool, sparse: bool) -> None:
     """Add the dataset to an existing file, or use the one that is there."""
     # reading is possible while others read
-    if not _can_keep(planned, exist_ok, overwrite):
-        with _locked_file(planned.path) as descriptor:
-            # another process may have added it since
-            if not _can_keep(planned, exist_ok, overwrite, locking=False):
-                _add_dataset(descriptor, planned, sparse)
-                return
-    if not sparse:
-        _take_room_of_existing(planned)
+    if _can_keep(planned, exist_ok, overwrite):
+        return
+    with _locked_file(planned.path) as descriptor:
+        # another process may have added it since
+        if not _can_keep(planned, exist_ok, overwrite, locking=False):
+            _add_dataset(descriptor, planned, sparse)
 
 
 @contextlib.contextmanager
@@ -544,15 +487,8 @@ def _locked_file(path: str) -> Iterator[int]:
     Raises
     ------
     H5DataError
-        If it is open in this process, or another one does not close it soon.
+        If it is open elsewhere, and not closed soon.
     """
-    for opened in h5py.h5f.get_obj_ids(h5py.h5f.OBJ_ALL, h5py.h5f.OBJ_FILE):
-        if os.path.exists(opened.name) and os.path.samefile(opened.name, path):
-            use = "writing" if opened.get_intent() & h5py.h5f.ACC_RDWR else "reading"
-            raise H5DataError(
-                f"{path}: the file is open for {use} in this process, by h5py or as a lazy array; "
-                "close that first"
-            )
     while True:
         with open(path, "r+b") as file:
             descriptor = file.fileno()
@@ -580,10 +516,15 @@ def _can_keep(planned: _PlannedDataset, exist_ok: bool, overwrite: bool, **optio
     with contextlib.closing(open_file(planned.path, **options)) as file:
         if not _name_exists(file, planned.name):
             return False
-        problem = _describe_misfit(file, planned) if exist_ok else _REMEDIES
-        if problem is not None and not overwrite:
-            raise H5DataError(f"{planned.where} exists already{problem}")
-        return problem is None
+        problem = "to write to it pass exist_ok=True or use h5mmap(path, name, mode='r+')"
+        if exist_ok:
+            problem = _describe_misfit(file, planned)
+        if problem and not overwrite:
+            raise H5DataError(
+                f"{planned.where} exists already; {problem}; pass overwrite=True to put a new one "
+                "in its place"
+            )
+        return not problem
 
 
 class _Changes(io.RawIOBase):
@@ -624,15 +565,6 @@ class _Changes(io.RawIOBase):
     def truncate(self, size: int | None = None) -> int:
         self.size = self.place if size is None else size
         return self.size
-
-    def readable(self) -> bool:
-        return True
-
-    def writable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
 
     def append(self, end: int) -> None:
         """Write what is behind the end of what the file uses, which changes nothing for readers."""
@@ -690,7 +622,7 @@ def _add_dataset(descriptor: int, planned: _PlannedDataset, sparse: bool) -> Non
 
 def _make_room(descriptor: int, planned: _PlannedDataset, size: int, offset: int | None) -> None:
     """Make a file longer, and have the disk give a dataset all of its room, unless its offset is
-    None: a full disk kills a process that writes to a map (SIGBUS).
+    None.
     """
     try:
         os.ftruncate(descriptor, size)
@@ -699,40 +631,27 @@ def _make_room(descriptor: int, planned: _PlannedDataset, size: int, offset: int
             f"{planned.where} cannot be created: the file system accepts no file of {size} bytes "
             f"({error.strerror})"
         ) from error
-    if offset is None:
-        return
-    free = shutil.disk_usage(os.path.dirname(os.path.realpath(planned.path))).free
-    if free < planned.n_bytes:
-        raise _full_disk(planned.where, planned.n_bytes, f", which has {free} free")
-    take_room(descriptor, offset, planned.n_bytes, planned.where)
-
-
-def _take_room_of_existing(planned: _PlannedDataset) -> None:
-    with contextlib.closing(open_file(planned.path)) as file:
-        offset = file[planned.name].id.get_offset()
     if offset is not None:
-        with open(planned.path, "r+b") as file:
-            take_room(file.fileno(), offset, planned.n_bytes, planned.where)
+        take_room(descriptor, offset, planned.n_bytes, planned.where)
 
 
 def take_room(descriptor: int, offset: int, n_bytes: int, where: str) -> None:
-    """Have the disk give a dataset all of its room, where the file system can."""
+    """Have the disk give a dataset all of its room, where the file system can: a full disk kills a
+    process that writes to a map (SIGBUS).
+    """
     if not n_bytes or not hasattr(os, "posix_fallocate"):
         return
     try:
         os.posix_fallocate(descriptor, offset, n_bytes)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise _full_disk(where, n_bytes, "") from error
+            raise H5DataError(
+                f"{where} cannot be created: it needs {n_bytes} bytes on the disk "
+                f"({error.strerror}); make room, or pass sparse=True to take room only where it is "
+                "written"
+            ) from error
         if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENODEV):
             raise
-
-
-def _full_disk(where: str, n_bytes: int, free: str) -> H5DataError:
-    return H5DataError(
-        f"{where} cannot be created: it needs {n_bytes} bytes on the disk{free}; make room, or "
-        "pass sparse=True to take room only where it is written"
-    )
 
 
 def _name_exists(file: h5py.File, name: str) -> bool:
@@ -744,20 +663,16 @@ def _name_exists(file: h5py.File, name: str) -> bool:
         return name in file
 
 
-def _describe_misfit(file: h5py.File, planned: _PlannedDataset) -> str | None:
-    """Return why a dataset cannot be used instead of a new one; None if it can."""
+def _describe_misfit(file: h5py.File, planned: _PlannedDataset) -> str:
+    """Return why a dataset cannot be used instead of a new one; an empty text if it can."""
     dataset = find_dataset(file, planned.path, planned.name)
-    present = f"shape {dataset.shape} of {numpy_dtype(dataset)}"
-    wanted = f"shape {planned.shape} of {planned.dtype}"
-    if planned.axes:
-        present += f" in the order {read_attribute(dataset, 'axes')}"
-        wanted += f" in the order {planned.axes}"
+    present = (dataset.shape, numpy_dtype(dataset), planned.axes and dataset.attrs.get("axes"))
+    wanted = (planned.shape, planned.dtype, planned.axes)
     if present != wanted:
-        return (
-            f" and has, in the file, {present} in place of {wanted}; pass overwrite=True to put a "
-            "new one in its place"
-        )
+        shown = [
+            f"shape {shape} of {dtype} in the order {axes}"
+            for shape, dtype, axes in (present, wanted)
+        ]
+        return f"it has, in the file, {shown[0]} in place of {shown[1]}"
     reason = unmappable_reason(dataset)
-    if reason is None:
-        return None
-    return f" and cannot be written to in place: it {reason}; pass overwrite=True for one that can"
+    return f"it cannot be written to in place, as it {reason}" if reason else ""

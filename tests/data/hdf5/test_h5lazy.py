@@ -223,7 +223,7 @@ def test_what_cannot_be_read_leaves_the_file_closed(tmp_path):
     x = chunked(tmp_path)
     sent = pickle.dumps(x)
     x.close()
-    with pytest.raises(H5DataError, match="'y' does not") as caught:
+    with pytest.raises(H5DataError, match="'y' cannot be opened") as caught:
         H5Lazy(tmp_path / "a.h5", "y")
     with h5py.File(tmp_path / "a.h5", "r+") as file:  # refused while it is open for reading
         del file["x"]
@@ -244,7 +244,7 @@ def test_a_file_that_breaks_later(tmp_path):
         file.write(bytes(size - size // 2))
     with pytest.raises(H5DataError) as caught:
         [x[:, :, step] for step in range(T)]
-    assert str(caught.value).startswith(f"{tmp_path}/a.h5: dataset 'x' cannot be read at [")
+    assert str(caught.value).startswith(f"{tmp_path}/a.h5: dataset 'x' cannot be read at (slice(")
     x.close()
     h5save(tmp_path / "a.h5", {"x": X})
     with pytest.raises(H5DataError, match=r"not the file .*mapped or opened"):
@@ -252,18 +252,6 @@ def test_a_file_that_breaks_later(tmp_path):
     os.unlink(tmp_path / "a.h5")
     with pytest.raises(FileNotFoundError, match="there is no such file"):
         pickle.loads(data)[0]
-
-
-def test_two_of_one_external_dataset(tmp_path, monkeypatch):
-    X.transpose(2, 1, 0).tofile(tmp_path / "x.bin")
-    with h5py.File(tmp_path / "a.h5", "w") as file:
-        file.create_dataset("x", (T, N, F), "f4", external=[("x.bin", 0, X.nbytes)])
-    with H5Lazy(tmp_path / "a.h5", "x", "TNF") as x, H5Lazy(tmp_path / "a.h5", "x", "TNF") as y:
-        assert np.array_equal(x[...], X)
-        assert np.array_equal(y[...], X)
-    monkeypatch.chdir(tmp_path)
-    with H5Lazy("a.h5", "x", "TNF") as x:
-        assert np.array_equal(x[...], X)
 
 
 @pytest.mark.slow

@@ -177,9 +177,8 @@ def test_a_replaced_file_is_an_error_elsewhere(tmp_path):
         "again and send that"
     )
     os.unlink(tmp_path / "a.h5")
-    with pytest.raises(FileNotFoundError) as gone:
+    with pytest.raises(FileNotFoundError, match=r"a\.h5"):
         pickle.loads(data)
-    assert str(gone.value) == f"{tmp_path}/a.h5: there is no such file"
 
 
 # -- pages --------------------------------------------------------------------------------------------------

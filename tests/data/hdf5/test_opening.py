@@ -4,13 +4,8 @@ import h5py
 import numpy as np
 import pytest
 
-from fluxutils_py.data.hdf5.opening import (
-    find_dataset,
-    fnt_axes,
-    open_file,
-    read_axes,
-    unmappable_reason,
-)
+from fluxutils_py.data.hdf5.attributes import fnt_axes, read_axes
+from fluxutils_py.data.hdf5.opening import find_dataset, open_file, unmappable_reason
 from fluxutils_py.errors import H5DataError
 
 
@@ -33,7 +28,7 @@ def test_a_missing_file_is_the_usual_error(tmp_path):
 def test_the_error_names_what_the_file_holds(path):
     with open_file(path) as file:
         assert find_dataset(file, path, "group/x").shape == (5, 3, 2)
-        with pytest.raises(H5DataError, match=r"'group/y' does not .*'/group' holds x$"):
+        with pytest.raises(H5DataError, match=r"'group/y' cannot be opened .*'/group' holds x$"):
             find_dataset(file, path, "group/y")
 
 

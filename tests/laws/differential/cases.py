@@ -44,7 +44,6 @@ PLAIN = {
     "weights": None,  # "series", "steps", "zeros"
     "missing": None,  # targets that are NaN: "steps", "stretch", "outputs"
     "nan_inputs": False,  # at steps without a target
-    "n_jobs": None,
     "validation": False,
     "then": None,  # "partial_fit", "warm_start", "resume", "refit"
     "chunks": False,
@@ -174,7 +173,6 @@ def draw(seed):
         "weights": one(None, "series", "steps", "zeros", p=0.55),
         "missing": one(None, "steps", "stretch", "outputs", p=0.6),
         "nan_inputs": bool(one(False, True, p=0.7)),
-        "n_jobs": one(None, 1, 2, p=0.85),
         "validation": bool(one(False, True, p=0.65)),
         "then": one(None, "partial_fit", "warm_start", "resume", "resume", "refit", p=0.5),
         "chunks": bool(one(True, False)),
@@ -227,7 +225,7 @@ def settle(case):
 
     if c["estimator"] == "linear":
         c.update(inputs="one", outputs="one", loss=None, burn_in=0, then=None, validation=False)
-        c.update(gradient="truncated", n_jobs=None, shuffle=False, far=False, y_dtype=None)
+        c.update(gradient="truncated", shuffle=False, far=False, y_dtype=None)
         unless(c["dtype"] not in ("float16", "int64"), dtype="float64")
     if c["estimator"] in READY_MADE:
         c.update(
@@ -326,8 +324,6 @@ def settle(case):
     unless(c["scheduler"] != "plateau", schedule_every="epoch")
     unless(c["lr_schedule"] is None, scheduler=None)
     unless(c["max_updates"] is None, shuffle=False)  # which rows a part of an epoch took is unknown
-    if c["n_jobs"] not in (None, 1):
-        unless(c["loss"] != "custom_steps", loss="custom")
     unless(c["net"] != "stepwise" or c["loss"] not in ("custom", "custom_ws"), net="gru")
     if c["net"] == "mingru2":
         c["hidden"] = 4  # normalising two features gives their signs, whatever their digits
@@ -338,7 +334,6 @@ def settle(case):
     n_behind = 3 if c["estimator"] in CLASSIFIERS else 1
     c["burn_in"] = max(0, min(c["burn_in"], longest_row(c) - n_behind))
     unless(c["burn_in"] > 0, wild=False)
-    unless(c["then"] != "resume" or c["n_jobs"] in (None, 1), then=None)
     unless(c["then"] not in ("resume", "warm_start") or c["opt"] != "instance", opt="adam")
     return c
 

@@ -299,12 +299,15 @@ def plain_spec(case):
     only_ends = case["outputs"] == "last"
     if only_ends:
         fields["rebatch"] = False
-    return SimpleNamespace(**fields, only_ends=only_ends)
+    return SimpleNamespace(**fields, schedule_every=case["schedule_every"], only_ends=only_ends)
 
 
 def build_spec(case):
     fields = {name: case[name] for name in SPEC_FIELDS}
-    fields["scheduler"] = SCHEDULERS.get(case["scheduler"])
+    if case["scheduler"] is not None:
+        schedule = SCHEDULERS[case["scheduler"]]
+        every = case["schedule_every"]
+        fields["lr_schedule"] = schedule if every == "epoch" else (every, schedule)
     if case["spec_form"] == "dict":
         return {**fields, "remark": "not read"}
     if case["spec_form"] == "namedtuple":
@@ -397,7 +400,6 @@ def build_ready(case, callbacks):
         cell,
         **spec,
         lr=2e-2,
-        n_jobs=case["n_jobs"],
         callbacks=list(callbacks),
         warm_start=case["then"] == "warm_start",
         random_state=case["data"],
@@ -427,7 +429,6 @@ def build_estimator(case, callbacks=(), orders=None):
         loss,
         opt,
         build_spec(case),
-        n_jobs=case["n_jobs"],
         callbacks=list(callbacks),
         warm_start=case["then"] == "warm_start",
         random_state=case["data"],

@@ -64,7 +64,7 @@ def estimator(*callbacks, comm=None, epochs=12, batchsize=1, elastic=False, **sp
         "patience": 100,
         "rebatch": False,
     }
-    schedule = {"scheduler": partial(lr_scheduler.StepLR, step_size=7), "schedule_every": "step"}
+    schedule = {"lr_schedule": ("step", partial(lr_scheduler.StepLR, step_size=7))}
     spec = Spec(epochs=epochs, batchsize=batchsize, seqsize=4, **{**defaults, **schedule, **spec})
     settings = {"callbacks": list(callbacks), "comm": comm, "random_state": 0, "verbose": False}
     settings["scaling"] = "strong" if elastic else "weak"

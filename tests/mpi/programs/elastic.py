@@ -102,8 +102,7 @@ def everything(make):
         "epochs": 3,
     }
     schedule = {
-        "scheduler": functools.partial(lr_scheduler.StepLR, step_size=3),
-        "schedule_every": "step",
+        "lr_schedule": ("step", functools.partial(lr_scheduler.StepLR, step_size=3)),
     }
     est = make(net(cell=functools.partial(GRU, num_layers=2)), **spec, **schedule)
     return est.fit(
@@ -128,10 +127,6 @@ def folded(make):
     return make(net(Moving()), rebatch="auto", epochs=5, accumulate=2).fit(LONG, LONG[:1])
 
 
-def threads(make):
-    return make(n_jobs=2, shuffle=True, accumulate=2).fit(X, HOLES)
-
-
 def single(make):
     return make(shuffle=True, overlap=2).fit(X.astype("float32"), HOLES.astype("float32"))
 
@@ -141,13 +136,11 @@ def ready_made(make):
     return est.fit(X, 1e3 + 50 * Y)
 
 
-KINDS = (everything, overlapping, exact, folded, threads, single, ready_made)
+KINDS = (everything, overlapping, exact, folded, single, ready_made)
 CASES = {f.__name__: f for f in KINDS}
 
 
-def estimator(
-    model=None, *, comm, callbacks=(), n_jobs=None, scaling="strong", batchsize=B, **spec
-):
+def estimator(model=None, *, comm, callbacks=(), scaling="strong", batchsize=B, **spec):
     settings = {
         "comm": comm,
         "callbacks": list(callbacks),
@@ -159,9 +152,7 @@ def estimator(
     if model is SequenceRegressor:
         return model(4, cell="lstm", **sizes, **settings)
     opt = functools.partial(Adam, lr=0.01)
-    return Estimator(
-        net() if model is None else model, None, opt, Spec(**sizes), n_jobs=n_jobs, **settings
-    )
+    return Estimator(net() if model is None else model, None, opt, Spec(**sizes), **settings)
 
 
 def outcome(est):

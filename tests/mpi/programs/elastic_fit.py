@@ -51,7 +51,7 @@ def fit(*callbacks, comm, dtype="float64"):
     model = nn.Sequential(LSTM(2, 4, num_layers=2), nn.Linear(4, 1))
     spec = Spec(
         epochs=6, batchsize=8, seqsize=10, shuffle=True, overlap=2, accumulate=3, clip=0.5, patience=100,
-        scheduler=partial(lr_scheduler.StepLR, step_size=7), schedule_every="step",
+        lr_schedule=("step", partial(lr_scheduler.StepLR, step_size=7)),
     )  # fmt: skip
     est = Estimator(
         model, None, partial(Adam, lr=0.01), spec, comm=comm, scaling="strong", callbacks=list(callbacks),

@@ -74,10 +74,10 @@ class Task:
             nn.Embedding(7, 4, sparse=True), nn.Flatten(-2), LSTM(4, 5), nn.Linear(5, 1)
         )
 
-    def est(self, model=None, loss=None, opt=None, *, n_jobs=None, random_state=1, **spec):
+    def est(self, model=None, loss=None, opt=None, *, random_state=1, **spec):
         spec = {"epochs": 2, "batchsize": B * self.factor, "seqsize": 6, **spec}
         return Estimator(
-            self.model if model is None else model, loss, opt, Spec(**spec), comm=self.comm, n_jobs=n_jobs,
+            self.model if model is None else model, loss, opt, Spec(**spec), comm=self.comm,
             random_state=random_state, verbose=False, scaling=self.scaling,
         )  # fmt: skip
 
@@ -126,7 +126,7 @@ class Task:
     def stopped_early(self):
         scheduler = functools.partial(torch.optim.lr_scheduler.ReduceLROnPlateau, patience=0)
         opt = functools.partial(torch.optim.SGD, lr=0.05)
-        est = self.est(opt=opt, epochs=9, patience=1, scheduler=scheduler, clip=1.0)
+        est = self.est(opt=opt, epochs=9, patience=1, lr_schedule=scheduler, clip=1.0)
         return est.fit(
             self.x, self.y, validation_data=(self.x[:, :11, :17], -self.holes[:, :11, :17])
         )
@@ -251,9 +251,6 @@ class Task:
         est = self.ready_made(SequenceClassifier, interval=0.8, cell="mingru")
         held_out = (self.x[:, :7], self.labels[:, :7], None, self.lengths[:7])
         return est.fit(self.x[:, 7:], self.labels[:, 7:], validation_data=held_out)
-
-    def threads_too(self):
-        return self.est(n_jobs=2).fit(self.x, self.y)
 
 
 CASES = [

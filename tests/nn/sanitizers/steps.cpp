@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <list>
 #include <memory>
 #include <random>
 #include <vector>
@@ -35,11 +36,20 @@ struct Heap {
 static const int ROWS[11][3] = {{4, 4, 4}, {4, 3, 3}, {1, 1, 1}, {1, 1, 1}, {4, 4, 4}, {4, 1, 3},
                                 {3, 2, 2}, {3, 1, 2}, {4, 3, 3}, {2, 2, 0}, {3, 3, 0}};
 
+static int64_t n_states_of(const fluxutils_step_operation &p) {
+    return p.kind == FK_STEP_CELL && (p.cell == FK_LSTM || p.cell == FK_FLSTM) ? 2 : 1;
+}
+
 template <class T> static bool run_model(int64_t call_number) {
     Heap heap;
     const int64_t F = 1 + below(9), B = 1 + below(4), n_operations = 1 + below(5);
     std::vector<fluxutils_step_operation> operations;
-    std::vector<int64_t> states;  // numbers per series, of h and c of each operation
+    std::list<std::vector<void *>> blocks_of_states;
+    auto states_of = [&](int64_t n_states, int64_t size) {
+        blocks_of_states.emplace_back();
+        for (int64_t k = 0; k < n_states; k++) blocks_of_states.back().push_back(heap.random<T>(size));
+        return blocks_of_states.back().data();
+    };
     int64_t place = F, n = F, source = 0;
     for (int64_t i = 0; i < n_operations; i++) {
         fluxutils_step_operation p = {};
@@ -58,15 +68,14 @@ template <class T> static bool run_model(int64_t call_number) {
             p.w = heap.random<T>(n * p.x_rows * m), p.w_h = heap.random<T>(m * p.h_rows * m);
             p.bias = heap.random<T>(p.rows * m), p.other = place;
             place += p.rows * m;
-            p.h = heap.random<T>(B * m);
-            if (p.cell == FK_LSTM || p.cell == FK_FLSTM) p.c = heap.random<T>(B * m);
+            p.states = states_of(n_states_of(p), B * m);
         } else if (p.kind == FK_STEP_ACTIVATION) {
             p.cell = below(10);
         } else if (p.kind == FK_STEP_ADD) {
             p.other = source;
         } else if (p.kind != FK_STEP_GATED) {
             p.w = heap.random<T>(m), p.bias = heap.random<T>(m);
-            if (p.kind == FK_STEP_DIAGONAL) p.h = heap.random<T>(B * m);
+            if (p.kind == FK_STEP_DIAGONAL) p.states = states_of(1, B * m);
             if (p.kind == FK_STEP_LAYER_NORM) p.alpha = 1e-5;
         }
         source = p.target, n = m;
@@ -104,13 +113,12 @@ template <class T> static bool run_model(int64_t call_number) {
     fluxutils_step_call alone = c;
     std::vector<fluxutils_step_operation> copies = operations;
     for (auto &p : copies) {
-        const int64_t bytes = p.n_out * sizeof(T);
-        for (void **state : {&p.h, &p.c}) {
-            if (!*state) continue;
-            T *copy = heap.random<T>(p.n_out);
-            memcpy(copy, static_cast<char *>(*state) + (B - 1) * bytes, bytes);
-            *state = copy;
-        }
+        if (!p.states) continue;
+        const int64_t bytes = p.n_out * sizeof(T), n_states = n_states_of(p);
+        void *const *given = p.states;
+        p.states = states_of(n_states, p.n_out);
+        for (int64_t k = 0; k < n_states; k++)
+            memcpy(p.states[k], static_cast<char *>(given[k]) + (B - 1) * bytes, bytes);
     }
     double *column = heap.random<double>(F);
     for (int64_t f = 0; f < F; f++) column[f] = x[f * B + B - 1];
@@ -131,157 +139,11 @@ template <class T> static bool run_model(int64_t call_number) {
     return true;
 }
 
-// Learns from steps of a random model. An update by plain descent, at a small rate, has to lower the loss of its step.
-template <class T> static bool learn_model(int64_t call_number) {
-    Heap heap;
-    const int64_t F = 1 + below(9), B = 1 + below(4), n_operations = 1 + below(6);
-    std::vector<fluxutils_step_operation> operations;
-    std::vector<fluxutils_learn_operation> learning;
-    std::vector<fluxutils_learn_parameter> parameters;
-    struct State {
-        T *values;
-        int64_t n;
-        bool is_sensitivity;
-        std::vector<T> before;
-    };
-    std::vector<State> states;
-    int64_t place = F, n = F, source = 0;
-
-    auto zeros = [&](int64_t size) {
-        T *start = heap.random<T>(size);
-        memset(start, 0, size * sizeof(T));
-        return start;
-    };
-    const int64_t optimizer = below(3);
-    auto train = [&](const void *value, int64_t size, bool is_written) {
-        fluxutils_learn_parameter q = {};
-        q.kind = optimizer, q.n = size, q.is_written = is_written, q.rate = 1e-4, q.beta1 = 0.9, q.beta2 = 0.99;
-        q.eps = 1e-3, q.value = const_cast<void *>(value), q.gradient = heap.random<T>(size);
-        q.first = zeros(size), q.second = zeros(size);
-        q.n_updates = heap.random<float>(1), *q.n_updates = 0;
-        if (optimizer == FK_SGD) q.beta1 = 0;
-        parameters.push_back(q);
-        return q.gradient;
-    };
-    auto add = [&](fluxutils_step_operation p, fluxutils_learn_operation o) {
-        p.source = source, p.n_in = n, p.target = place;
-        place += p.n_out;
-        if (p.kind == FK_STEP_CELL) p.other = place, place += p.rows * p.n_out;
-        if (p.kind == FK_STEP_ADD) p.other = source;
-        o.has_gradient = 1, o.to_source = 1, o.to_other = p.kind == FK_STEP_ADD;
-        if (p.h) states.push_back({static_cast<T *>(p.h), B * p.n_out, false, {}});
-        operations.push_back(p), learning.push_back(o);
-        source = p.target, n = p.n_out;
-    };
-    auto dense = [&](int64_t m, bool is_trained) {
-        fluxutils_step_operation p = {};
-        fluxutils_learn_operation o = {};
-        p.kind = is_trained && below(3) == 0 ? FK_STEP_DOTS : FK_STEP_DENSE, p.n_out = m;
-        p.w = heap.random<T>(n * m), p.bias = heap.random<T>(m);
-        if (is_trained) o.gradients[0] = train(p.w, n * m, true), o.gradients[1] = train(p.bias, m, false);
-        add(p, o);
-    };
-    for (int64_t i = 0; i < n_operations; i++) {
-        fluxutils_step_operation p = {};
-        fluxutils_learn_operation o = {};
-        p.n_out = n;
-        switch (below(7)) {
-            case 0: {
-                p.kind = FK_STEP_CELL, p.n_out = 1 + below(40), p.cell = FK_MIN_GRU + below(2);
-                p.rows = p.x_rows = ROWS[p.cell][0];
-                const int64_t rows = p.rows * p.n_out;
-                p.w = heap.random<T>(n * rows), p.bias = heap.random<T>(rows), p.h = zeros(B * p.n_out);
-                o.gradients[0] = train(p.w, n * rows, false), o.gradients[1] = train(p.bias, rows, false);
-                o.sensitivities[0] = zeros(B * n * rows), o.sensitivities[1] = zeros(B * rows);
-                o.room = heap.random<T>(p.n_out + 3 * rows);
-                states.push_back({static_cast<T *>(o.sensitivities[0]), B * n * rows, true, {}});
-                states.push_back({static_cast<T *>(o.sensitivities[1]), B * rows, true, {}});
-                break;
-            }
-            case 1: {
-                const int64_t m = 1 + below(20), n_in = n;
-                dense(2 * m, false);  // its weights follow from the parameters
-                p.kind = FK_STEP_DIAGONAL, p.n_out = 2 * m, p.w = heap.random<T>(2 * m), p.h = zeros(2 * B * m);
-                const int64_t sizes[4] = {m, m, m, 2 * m * n_in};
-                for (int k = 0; k < 4; k++) {
-                    o.parameters[k] = heap.random<T>(sizes[k]);
-                    o.gradients[k] = train(o.parameters[k], sizes[k], false);
-                }
-                o.sensitivities[0] = zeros(B * 6 * m), o.sensitivities[1] = zeros(B * 2 * m * n_in);
-                o.room = heap.random<T>(5 * m);
-                states.push_back({static_cast<T *>(o.sensitivities[0]), B * 6 * m, true, {}});
-                states.push_back({static_cast<T *>(o.sensitivities[1]), B * 2 * m * n_in, true, {}});
-                break;
-            }
-            case 2: {
-                const int64_t functions[] = {0, 1, 2, 3, 4};  // those with a slope
-                p.kind = FK_STEP_ACTIVATION, p.cell = functions[below(5)], p.alpha = 0.25;
-                break;
-            }
-            case 3:
-                if (n % 2) continue;
-                p.kind = FK_STEP_GATED, p.n_out = n / 2;
-                break;
-            case 4: p.kind = FK_STEP_ADD; break;
-            case 5:
-                p.kind = FK_STEP_LAYER_NORM, p.w = heap.random<T>(n), p.bias = heap.random<T>(n), p.alpha = 0.1;
-                o.gradients[0] = train(p.w, n, false), o.gradients[1] = train(p.bias, n, false);
-                break;
-            default: dense(1 + below(40), true); continue;
-        }
-        add(p, o);
-    }
-    dense(1 + below(3), true);
-
-    fluxutils_step_call c = {};
-    c.version = FLUXUTILS_KERNELS_VERSION, c.type = sizeof(T) == 8 ? FK_FLOAT64 : FK_FLOAT32;
-    c.B = B, c.F = F, c.G = n, c.n_operations = operations.size(), c.operations = operations.data();
-    c.x = heap.random<double>(F * B), c.inputs = heap.random<double>(B * F), c.gaps = heap.random<int64_t>(B);
-    c.values = heap.random<T>(place + 2 * n), c.output = source;
-    fluxutils_learn_call l = {};
-    l.version = FLUXUTILS_KERNELS_VERSION, l.n_parameters = parameters.size(), l.step = &c;
-    l.operations = learning.data(), l.parameters = parameters.data(), l.slopes = heap.random<T>(place + 2 * n);
-    l.clip = 1;
-    double *scale = heap.random<double>(n), *truth = heap.random<double>(n * B);
-    for (int64_t g = 0; g < n; g++) scale[g] = 1;
-    l.of_loss = below(2);
-    if (l.of_loss == FK_CROSS_ENTROPY) {
-        truth = heap.random<double>(B);
-        for (int64_t b = 0; b < B; b++) truth[b] = below(n);
-    }
-    if (below(3) == 0) truth[0] = NAN;
-    l.mean = heap.random<double>(n), l.scale = scale;
-    if (fluxutils_learn(&l)) return false;
-    l.truth = truth;
-    double before = 0;
-    for (int64_t t = 0; t < 4; t++) {
-        if (t == 3)  // the gradient of a step is that of its loss alone if the past counts for nothing
-            for (State &s : states)
-                if (s.is_sensitivity) memset(s.values, 0, s.n * sizeof(T));
-        for (State &s : states) s.before.assign(s.values, s.values + s.n);
-        if (fluxutils_learn(&l) != FK_OK) {
-            fprintf(stderr, "call %lld: not learnt, loss %g, norm %g\n", static_cast<long long>(call_number), l.loss, l.norm);
-            return false;
-        }
-        before = l.loss;
-    }
-    for (State &s : states) memcpy(s.values, s.before.data(), s.n * sizeof(T));
-    if (fluxutils_learn(&l)) return false;
-    if (optimizer == FK_SGD && sizeof(T) == 8 && l.norm > 1e-3 && l.norm < 100 && l.loss >= before) {
-        fprintf(stderr, "call %lld: an update raised the loss from %g to %g\n", static_cast<long long>(call_number), before,
-                l.loss);
-        return false;
-    }
-    return true;
-}
-
 int main(int, char **arguments) {
     generator.seed(strtoull(arguments[1], nullptr, 10));
     const int64_t calls = strtoll(arguments[2], nullptr, 10);
     for (int64_t i = 0; i < calls; i++)
         if (!(below(2) ? run_model<float>(i) : run_model<double>(i))) return 1;
-    for (int64_t i = 0; i < calls / 4; i++)
-        if (!(below(2) ? learn_model<float>(i) : learn_model<double>(i))) return 1;
     printf("%lld steps of random models\n", static_cast<long long>(calls));
     return 0;
 }

@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 from fluxutils_py.data.parts import dividebatch
-from fluxutils_py.parallel import Threads
+from fluxutils_py.praytools.sample_gradients import map_in_threads, tree_reduce
 from fluxutils_py.praytools.threaded_gradients import (
     paralelization_stats,
     parallelization_stats,
     pgradient,
     tgradient,
 )
-from fluxutils_py.training.gradients import map_in_threads, tree_reduce
+from fluxutils_py.praytools.threads import Threads
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import operator
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, ExitStack
@@ -19,39 +17,6 @@ from fluxutils_py.torch_private import arguments_of
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-
-def n_threads(n_jobs: int | None) -> int:
-    """Return the number of threads for ``n_jobs``.
-
-    None is 1, -1 is the number of cores, -2 one fewer, and so on.
-
-    Raises
-    ------
-    ValueError
-        If it is 0 or not an integer.
-
-    Examples
-    --------
-    >>> n_threads(None), n_threads(3)
-    (1, 3)
-    """
-    try:
-        n = 1 if n_jobs is None else operator.index(n_jobs)
-    except TypeError:
-        n = 0
-    if n == 0 or isinstance(n_jobs, bool):
-        raise ValueError(
-            "n_jobs must be None, a number of threads, or -1 for as many as there are cores; got "
-            f"{n_jobs!r}"
-        )
-    if n > 0:
-        return n
-    if hasattr(os, "sched_getaffinity"):  # not on macOS and Windows
-        cores = len(os.sched_getaffinity(0))
-    else:
-        cores = os.cpu_count() or 1
-    return max(1, cores + 1 + n)
 
 
 class Threads:

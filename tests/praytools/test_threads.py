@@ -12,20 +12,7 @@ from torch.utils._python_dispatch import (
     is_in_torch_dispatch_mode,
 )
 
-from fluxutils_py.parallel import Threads
-from fluxutils_py.parallel.threads import n_threads
-
-
-def test_n_jobs_counts_as_in_joblib(monkeypatch):
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(6), raising=False)
-    assert [n_threads(n) for n in (None, 1, 4, -1, -2, -6, -9)] == [1, 1, 4, 6, 5, 1, 1]
-
-
-@pytest.mark.parametrize("n_jobs", [0, 2.0, "all", True])
-def test_other_n_jobs_are_refused(n_jobs):
-    with pytest.raises(ValueError) as error:  # noqa: PT011  the whole message is compared
-        n_threads(n_jobs)
-    assert all(part in str(error.value) for part in ("n_jobs", f"got {n_jobs!r}"))
+from fluxutils_py.praytools.threads import Threads
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7])

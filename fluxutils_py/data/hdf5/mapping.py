@@ -11,24 +11,20 @@ from typing import Any
 import h5py
 import numpy as np
 
-from fluxutils_py.data.hdf5.datasets import warn_of_packing
-from fluxutils_py.data.hdf5.feature_names import read_names
+from fluxutils_py.data.hdf5.attributes import fnt_axes, read_axes, read_names, warn_of_packing
 from fluxutils_py.data.hdf5.h5lazy import H5Lazy
-from fluxutils_py.data.hdf5.h5map import H5Map, Layout
-from fluxutils_py.data.hdf5.identity import FileReplaced, identity_of
+from fluxutils_py.data.hdf5.h5map import H5Map
 from fluxutils_py.data.hdf5.opening import (
+    FileReplaced,
     PathLike,
-    Shape,
-    check_heap,
     check_path,
     describe,
     find_dataset,
-    fnt_axes,
     get_object,
     holds_numbers,
+    identity_of,
     numpy_dtype,
     open_file,
-    read_axes,
     unmappable_reason,
     wrap_h5_errors,
 )
@@ -43,16 +39,14 @@ def h5mmap(
     axes: str | None = None,
     mode: str = "r",
     fallback: str = "lazy",
-    *,
-    swmr: bool = False,
 ) -> Any:
     """Return the array of shape (F, N, T) in an HDF5 file, without reading it.
 
     A contiguous dataset is mapped into memory: you get an ndarray whose pages are read when
     something touches them, for files of any size, written by :func:`h5save`, by h5py or by Julia's
     HDF5.jl. The file is closed again at once. Datasets that cannot be mapped (chunked, compressed,
-    virtual, external, compact, never written, in a number format that NumPy lacks) come back as
-    lazy arrays; training from those is several times slower.
+    virtual, compact, never written, in a number format that NumPy lacks) come back as lazy arrays;
+    training from those is several times slower.
 
     Parameters
     ----------
@@ -70,9 +64,6 @@ def h5mmap(
     fallback : "lazy", "error" or "read"
         If mapping is impossible, return an :class:`H5Lazy`, raise an error that says why, or read
         the array into memory.
-    swmr : bool
-        Read a file, lazily, that another process is writing to in HDF5's single-writer,
-        multiple-reader mode.
 
     Returns
     -------
@@ -116,7 +107,7 @@ def h5mmap(
         raise H5DataError(f"{where}: fallback must be 'lazy', 'error' or 'read', got {fallback!r}")
     for _ in range(ATTEMPTS):
         try:
-            result = _try_map(path, name, axes, mode, swmr)
+            result = _try_map(path, name, axes, mode)
             break
         except FileReplaced:  # between reading the layout and mapping: the layout is read again
             continue
@@ -138,16 +129,14 @@ def h5mmap(
             "fallback='lazy' or 'read'"
         )
     # also for fallback="read": it is one that reads any dataset
-    lazy = H5Lazy(path, name, axes, swmr=swmr)
+    lazy = H5Lazy(path, name, axes)
     if fallback == "lazy":
         return lazy
     with lazy:
         return lazy.read(*map(range, lazy.shape))
 
 
-def _try_map(
-    path: PathLike, name: str, axes: str | None, mode: str, swmr: bool
-) -> np.ndarray | str:
+def _try_map(path: PathLike, name: str, axes: str | None, mode: str) -> np.ndarray | str:
     """Return the map of a dataset, or the reason why it cannot be mapped.
 
     Everything comes from one version of the file.
@@ -158,7 +147,7 @@ def _try_map(
         If the file was replaced meanwhile.
     """
     where = describe(path, name)
-    with contextlib.closing(open_file(path, swmr=swmr)) as file, wrap_h5_errors(where):
+    with contextlib.closing(open_file(path)) as file, wrap_h5_errors(where):
         # open for writing in this process: the map would miss what is still in HDF5's buffers
         if file.mode != "r":
             file.flush()
@@ -171,11 +160,9 @@ def _try_map(
         reason = unmappable_reason(dataset)
         if reason is not None:
             return reason
-        if swmr:
-            return "is being written to in SWMR mode"
         warn_of_packing(dataset, where)
-        strides = _contiguous_strides(shape, dtype)
-        layout = Layout.of(dataset)
+        # by Python's integers, which do not overflow
+        strides = [dtype.itemsize * math.prod(shape[i + 1 :]) for i in range(len(shape))]
         # not that of the argument: an external link leads to another file
         real_path = os.path.realpath(dataset.file.filename)
         try:
@@ -184,10 +171,9 @@ def _try_map(
                 dtype,
                 tuple(shape[i] for i in order),
                 tuple(strides[i] for i in order),
-                layout.offset,
+                dataset.id.get_offset(),
                 mode,
                 identity_of(dataset.file).without_contents(),
-                layout,
                 read_names(dataset, shape[order[0]]),
             )
         except FileNotFoundError as error:
@@ -198,11 +184,6 @@ def _try_map(
             ) from error
         except OSError as error:
             return f"is on a file system that maps no files ({error.strerror})"
-
-
-def _contiguous_strides(shape: Shape, dtype: np.dtype) -> list[int]:
-    # by Python's integers, which do not overflow
-    return [dtype.itemsize * math.prod(shape[i + 1 :]) for i in range(len(shape))]
 
 
 def h5load(
@@ -267,7 +248,6 @@ def _load_object(file: h5py.File, path: PathLike, name: str, axes: str | None, m
         if mmap:
             return h5mmap(path, name, axes)
         return np.array(h5mmap(path, name, axes, fallback="read"))
-    check_heap(value.file, name, describe(path, name), values=True)
     if h5py.check_string_dtype(value.dtype) is not None:
         return value.asstr()[()]  # else h5py gives bytes
     return value[()]

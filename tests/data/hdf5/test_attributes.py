@@ -133,9 +133,13 @@ BAD = {
     "dataset 'm': 3 feature_names for an array of shape (3, 5); expected three axes (F, N, T) and F names": (
         {"m": NAMES}
     ),
-    "dataset 'x': feature_names must be a list of strings, got 'abc'": {"x": "abc"},
-    "dataset 'x': feature_names must be a list of strings, got [1, 2, 3]": {"x": [1, 2, 3]},
-    "dataset 'x': feature_names must not hold a zero byte, got ['a', 'b\\x00', 'c']": {
+    "dataset 'x': feature_names must be a list of strings, without zero bytes, got 'abc'": {
+        "x": "abc"
+    },
+    "dataset 'x': feature_names must be a list of strings, without zero bytes, got [1, 2, 3]": {
+        "x": [1, 2, 3]
+    },
+    "dataset 'x': feature_names must be a list of strings, without zero bytes, got ['a', 'b\\x00', 'c']": {
         "x": ["a", "b\0", "c"]
     },
     "feature_names are given for 'w', which is not among the arrays to save: x, y, m": {"w": NAMES},

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -12,14 +10,38 @@ from torch import Tensor, nn
 
 from fluxutils_py.nn.precision import as_float32, without_autocast
 from fluxutils_py.nn.recurrent import Recur
-from fluxutils_py.parallel.threads import Threads
+from fluxutils_py.praytools.threads import Threads
+from fluxutils_py.training.loss_checks import (
+    as_scalar,
+    require_gradient,
+    require_no_batch_norm,
+    watching_modules,
+)
 
 S = TypeVar("S")
 T = TypeVar("T")
 Gradients = tuple[Tensor | None, ...]
 WithGradient = tuple[float, Gradients]  # a loss and its gradient
-OWN_BATCHES = "set batches='per_rank', or use nn.LayerNorm"  # the remedy for ranks
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+
+
+class _Known(torch.autograd.Function):
+    """A loss whose gradients are known already."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, gradients: Gradients, *params: Tensor) -> Tensor:
+        ctx.gradients = gradients
+        return value
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> Any:
+        return (None, None, *ctx.gradients)
+
+
+def with_gradients(value: float, gradients: Gradients, params: Sequence[Tensor]) -> Tensor:
+    """Return a loss as a tensor whose ``backward()`` gives these gradients to the parameters."""
+    of = next((p for p in params if p.requires_grad), torch.zeros(()))
+    result: Tensor = _Known.apply(of.new_tensor(value), gradients, *params)
+    return result
 
 
 def tree_reduce(items: Sequence[T], op: Callable[[T, T], T]) -> T:
@@ -62,52 +84,19 @@ def _add(g: Tensor | None, h: Tensor | None) -> Tensor | None:
     return g + h
 
 
-def as_scalar(loss: object) -> Tensor:
-    """Return a loss as a tensor without axes.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If it is not a tensor, or has several elements.
-    """
-    if not isinstance(loss, Tensor):
-        raise TypeError(f"the loss must return a scalar tensor, got {type(loss).__name__}")
-    if loss.numel() != 1:
-        raise ValueError(
-            f"the loss must return a scalar, got a tensor of shape {tuple(loss.shape)}; average it "
-            "with .mean()"
-        )
-    # a loss may be of shape (1,)
-    return loss.reshape(()) if loss.dim() else loss
-
-
-def require_gradient(loss: Tensor) -> None:
-    """Raise ValueError unless a loss depends on a trained parameter."""
-    if not loss.requires_grad:
-        raise ValueError(
-            "the loss does not depend on the model's parameters: compute it from the model's "
-            "output, without detach, item or numpy"
-        )
-
-
-def value_and_gradient(
-    loss: object, params: Sequence[Tensor], scaled: Callable[[Tensor], Tensor] | None = None
-) -> tuple[float, Gradients]:
+def value_and_gradient(loss: object, params: Sequence[Tensor]) -> tuple[float, Gradients]:
     """Return a loss as a number, and its gradient with one entry per parameter, None if there is
     none.
-
-    With ``scaled``, the gradient is that of ``scaled(loss)``.
 
     Does not write to ``.grad``, so threads may share the parameters: ``backward()`` in several
     threads would add to the same ``.grad`` in random order.
     """
     value = as_float32(as_scalar(loss))
     require_gradient(value)
-    differentiated = value if scaled is None else scaled(value)
     # Frozen parameters keep their place, as None: optimizers go by position.
     trained = [p for p in params if p.requires_grad]
     with without_autocast(value.device):
-        gradients = iter(torch.autograd.grad(differentiated, trained, allow_unused=True))
+        gradients = iter(torch.autograd.grad(value, trained, allow_unused=True))
     return value.item(), tuple(
         laid_out_like(p, next(gradients)) if p.requires_grad else None for p in params
     )
@@ -173,7 +162,7 @@ def require_thread_safe(model: object) -> None:
     """
     if not isinstance(model, nn.Module):
         return
-    remedy = "use one thread, or Estimator(n_jobs=...)"
+    remedy = "use one thread"
     for name, module in model.named_modules():
         if isinstance(module, Recur):
             raise ValueError(
@@ -181,59 +170,3 @@ def require_thread_safe(model: object) -> None:
                 f"{remedy}"
             )
     require_no_batch_norm(model, "threads", f"{remedy}; or use nn.LayerNorm or nn.GroupNorm")
-
-
-def require_no_batch_norm(model: nn.Module, workers: str, remedy: str) -> None:
-    """Raise ValueError if a model in training mode normalises over a batch that workers divide."""
-    for name, module in model.named_modules():
-        # In evaluation mode it uses stored statistics, and changes nothing.
-        if isinstance(module, BATCH_NORMS) and module.training:
-            raise ValueError(
-                f"{name!r} ({type(module).__name__}) normalises over the whole minibatch, which is "
-                f"divided over {workers}: {remedy}"
-            )
-
-
-@contextlib.contextmanager
-def watching_modules(check: Callable[[nn.Module], None]) -> Iterator[Callable[[], None]]:
-    """Call ``check(module)`` before a module runs in a thread that has called the function yielded
-    here.
-
-    So modules are found whose parameters alone were given. An error of ``check`` ends the call
-    before the module runs.
-    """
-    watched: set[int] = set()
-
-    # The hook is global, for modules of every thread; only threads that have asked are watched.
-    def before(module: nn.Module, inputs: object) -> None:
-        if threading.get_ident() in watched:
-            check(module)
-
-    handle = nn.modules.module.register_module_forward_pre_hook(before)
-    try:
-        yield lambda: watched.add(threading.get_ident())
-    finally:
-        handle.remove()
-
-
-def call_without_batch_norm(
-    compute: Callable[[Any], T],
-    batch: object,
-    workers: str,
-    remedy: str,
-) -> T:
-    """Return ``compute(batch)``; raise ValueError before a module runs that normalises over a
-    divided batch.
-    """
-
-    def check(module: nn.Module) -> None:
-        require_no_batch_norm(module, workers, remedy)
-
-    with watching_modules(check) as watch:
-        watch()
-        return compute(batch)
-
-
-def as_params(params: nn.Module | Iterable[Tensor]) -> list[Tensor]:
-    """Return the parameters of a module, or the given parameters, as a list."""
-    return list(params.parameters() if isinstance(params, nn.Module) else params)

@@ -1,0 +1,59 @@
+"""Fits of a part of the data, by which ready-made estimators choose and calibrate."""
+
+import numpy as np
+import pytest
+
+from fluxutils_py import SequenceRegressor
+from fluxutils_py.estimator import fitting, trial_fits
+
+X = np.random.default_rng(0).normal(size=(2, 10, 40))  # (F, N, T)
+Y = X[:1].cumsum(2)
+SHORT = {"cell": "mingru", "max_updates": 3, "hidden_size": 2}
+
+
+@pytest.fixture
+def counts(monkeypatch):
+    """How often data are read, and windows are trained on."""
+    found = {"read": 0, "run": 0}
+
+    def counting(module, name, key):
+        plain = getattr(module, name)
+
+        def call(*arguments, **settings):
+            found[key] += 1
+            return plain(*arguments, **settings)
+
+        monkeypatch.setattr(module, name, call)
+
+    counting(fitting, "read_data", "read")
+    counting(fitting, "run", "run")
+    counting(trial_fits, "run", "run")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("settings", "n_runs"),
+    [
+        # a trial of the network, and the fit
+        pytest.param({}, 2, marks=pytest.mark.slow),
+        # and one to calibrate
+        pytest.param({"interval": 0.8}, 3, marks=pytest.mark.slow),
+        ({**SHORT, "interval": 0.8}, 2),
+        (SHORT, 1),
+        ({**SHORT, "interval": 0.8, "early_stopping": True}, 1),
+    ],
+)
+def test_all_fits_share_the_data_that_were_read_once(counts, settings, n_runs):
+    est = SequenceRegressor(random_state=0, **settings)
+    est.fit(X, Y)
+    assert counts == {"read": 1, "run": n_runs}
+    assert hasattr(est, "interval_width_") == ("interval" in settings)
+
+
+def test_weights_are_scaled_to_each_part_anew():
+    """The fit after a trial is that without one, with weights too."""
+    weight = np.random.default_rng(1).random((10, 40)) + 0.1
+    with_trial = SequenceRegressor(interval=0.8, random_state=0, **SHORT).fit(X, Y, weight)
+    without = SequenceRegressor(random_state=0, **SHORT).fit(X, Y, weight)
+    np.testing.assert_array_equal(with_trial.predict(X), without.predict(X))
+    assert with_trial.loss_curve_ == without.loss_curve_
