@@ -5,7 +5,6 @@ import pytest
 
 from fluxutils_py import Estimator
 from fluxutils_py.errors import LoadError
-from fluxutils_py.estimator import resuming
 from fluxutils_py.training import Checkpointer, EveryNSteps
 
 X = np.random.default_rng(0).normal(size=(2, 7, 11))
@@ -16,12 +15,6 @@ def make(folder, **settings):
     return Estimator(
         spec=spec, callbacks=Checkpointer(folder), random_state=0, verbose=False, **settings
     )
-
-
-def test_callbacks_without_checkpoints_stay_as_they_are():
-    callbacks = [print, lambda loop: None]
-    assert resuming.with_checkpoints(callbacks, None, None) is callbacks
-    assert resuming.restore_newest(callbacks, None) is False
 
 
 @pytest.mark.slow
