@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -35,31 +35,6 @@ __all__ = ["BatchLoss", "GradientStep"]
 
 # A loss or a norm: a number that was read, or a tensor on the device if reading is deferred.
 Number = float | Tensor
-
-
-class LocalLoss(NamedTuple):
-    """What this rank computed of a batch.
-
-    Attributes
-    ----------
-    value : Number
-        The loss, checked to be finite.
-    part : BatchLoss
-        Has no data if this rank has nothing to learn from.
-    digest : int
-        Digest of the whole batch, if all ranks must have the same one.
-    """
-
-    value: Number = 0.0
-    part: BatchLoss = BatchLoss(None, 0)
-    digest: int = 0
-
-
-class WholeLoss(NamedTuple):
-    """Loss of the whole batch, and the amount of data that it covers."""
-
-    value: Number | None
-    n_live: float
 
 
 class GradientStep:
@@ -288,13 +263,13 @@ class GradientStep:
         self._failed.zero_()
         self._clear_gradients()
 
-    def _accumulate_or_update(self, batch: object, whole: WholeLoss | None) -> StepInfo | None:
+    def _accumulate_or_update(self, batch: object, info: StepInfo | None) -> StepInfo | None:
         """Accumulate the gradient of the whole batch; update the parameters when it is time to."""
-        if whole is None:
+        if info is None:
             return None
         self.count()
-        loss = whole.value
-        if loss is None or not whole.n_live:
+        loss = info.batch_loss
+        if loss is None or not info.n_live:
             return StepInfo(None, 0)
         n_updates = self.n_updates
         norm = loss
@@ -302,43 +277,46 @@ class GradientStep:
         if self._waiting is not None and self.ranks.is_single:
             if not self.clip_nan:
                 norm = self._gradient_norm(batch)
-            self._waiting.add(whole.n_live, whole.n_live)
+            self._waiting.add(info.n_live, info.n_live)
         if self._waiting is None or self._waiting.n == self.accumulate:
             norm = self._update_parameters(batch)
         if isinstance(loss, Tensor) and isinstance(norm, Tensor):
-            return StepInfo(self._pending_loss(loss, norm, batch, n_updates), whole.n_live)
-        return StepInfo(loss, whole.n_live)
+            return StepInfo(self._pending_loss(loss, norm, batch, n_updates), info.n_live)
+        return info
 
-    def _loss_of_single_process(self, batch: object) -> WholeLoss | None:
+    def _loss_of_single_process(self, batch: object) -> StepInfo | None:
         """Return the loss of a batch; write the gradient into the vector."""
         if batch is None:
             return None
-        local = self._run_backward(batch)
-        if local is None:
-            return WholeLoss(None, 0)
+        part = self._run_backward(batch)
+        if part is None:
+            return StepInfo(None, 0)
         self.vector.pack()
-        self.numbers = list(local.part.numbers)
-        return WholeLoss(local.value, local.part.n_live)
+        self.numbers = list(part.numbers)
+        return StepInfo(part.loss, part.n_live)
 
-    def _loss_over_ranks(self, batch: object) -> WholeLoss | None:
+    def _loss_over_ranks(self, batch: object) -> StepInfo | None:
         """Return the loss of a batch over all ranks; add up their gradients.
 
         Every rank calls it, even if it failed or has no batch.
         """
         ranks = self.ranks
         self._agree_with_ranks()
-        local = None if ranks.is_leaving else ranks.guard(self._loss_of_own_part, batch)
-        if local is None:  # this rank takes part without data
-            local = LocalLoss()
-        part = local.part
+        code = part = None
+        if batch is not None and not ranks.is_leaving:
+            if self.shares_batches:  # before the loss runs, which may change the batch in place
+                code = ranks.guard(digest, batch)
+            part = ranks.guard(self._loss_of_own_part, batch)
+        if part is None:  # this rank takes part without data
+            part = BatchLoss(0.0, 0)
         # One collective for everything: its latency dominates in small models.
         totals = self.vector.reduce(
             part.weight_in_mean,
-            float(local.value),
+            float(part.loss),
             part.n_live,
             part.numbers,
             has_batch=batch is not None,
-            digest=local.digest,
+            digest=code or 0,
             with_vector=self._waiting is None,
         )
         if ranks.stopped or not totals.n_batches:
@@ -348,7 +326,7 @@ class GradientStep:
         divisor = 1.0 if self.reduction == "sum" else totals.weight or 1.0
         self._keep_sum_of_ranks(batch, part, totals, divisor)
         self.numbers = [number / (totals.n_live or 1.0) for number in totals.numbers]
-        return WholeLoss(totals.loss / divisor, totals.n_live)
+        return StepInfo(totals.loss / divisor, totals.n_live)
 
     def _agree_with_ranks(self) -> None:
         """Compare settings and copy parameters, once."""
@@ -371,21 +349,16 @@ class GradientStep:
             factor = totals.n_live * part.weight_in_mean / divisor if part.n_live else None
             self._waiting.add(totals.n_live, factor)
 
-    def _loss_of_own_part(self, batch: object) -> LocalLoss | None:
-        """Return the loss of this rank's part of a batch, with the digest of the batch."""
-        if batch is None:
-            return None
-        if not self.shares_batches:
-            return self._run_backward(batch)
-        part = self.shard(batch, self.ranks.rank, self.ranks.size)
-        code = digest(batch)  # before the loss runs, which may change the batch in place
-        local = None if part is None else self._run_backward(part)
-        if local is None:
-            return LocalLoss(digest=code)
-        return LocalLoss(local.value, local.part, code)
+    def _loss_of_own_part(self, batch: object) -> BatchLoss | None:
+        """Return the loss of this rank's part of a batch."""
+        if self.shares_batches:
+            batch = self.shard(batch, self.ranks.rank, self.ranks.size)
+        return None if batch is None else self._run_backward(batch)
 
-    def _run_backward(self, batch: object) -> LocalLoss | None:
-        """Compute the parameters' gradients; return the loss, None if there is nothing to learn."""
+    def _run_backward(self, batch: object) -> BatchLoss | None:
+        """Compute the parameters' gradients; return the loss, read and finite, or None if there is
+        nothing to learn.
+        """
         if self.ranks.is_single or self.model is not None or not self.shares_batches:
             part = self._compute(batch)
         else:
@@ -396,7 +369,7 @@ class GradientStep:
         value = self._read_number("loss", loss.detach(), batch)
         require_gradient(loss)
         loss.backward()
-        return LocalLoss(value, part)
+        return part._replace(loss=value)
 
     # -- the update --------------------------------------------------------------------------------
 

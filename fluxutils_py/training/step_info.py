@@ -15,8 +15,8 @@ class BatchLoss(NamedTuple):
 
     Attributes
     ----------
-    loss : Tensor
-        Scalar tensor to differentiate.
+    loss : Tensor or float
+        Scalar tensor to differentiate; a number once it was read.
     n_live : float
         Amount of data that the loss is a mean over: its weight in means over batches and ranks.
     weight : float, optional

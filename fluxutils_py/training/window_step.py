@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -323,14 +323,6 @@ def loss_weight(loss: Loss, batch: Minibatch, n_live: float) -> float:
 # -- without training ------------------------------------------------------------------------------
 
 
-class WindowLoss(NamedTuple):
-    """Loss of this rank's part of a window, its weight among the ranks, and its live steps."""
-
-    loss: Any = 0.0
-    weight: float = 0.0
-    n_live: float = 0
-
-
 def evaluate_windows(
     model: nn.Module,
     loss: Loss,
@@ -357,20 +349,17 @@ def evaluate_windows(
         Mean over the live steps of all ranks; NaN if there are none.
     """
     step = WindowStep(model, loss, None, comm=comm, precision=precision)
-    windows = []
+    windows: list[BatchLoss] = []
     with evaluating(model), torch.no_grad():
         for batch in batches:
             if batch.first:
                 reset(model)
             with step.autocast:
                 part = step.compute_loss(batch)
-            if part is None:
-                windows.append(WindowLoss())
-            else:
-                windows.append(WindowLoss(part.loss, part.weight or part.n_live, part.n_live))
+            windows.append(BatchLoss(0.0, 0) if part is None else part)
         numbers = as_numbers([window.loss for window in windows])
     windows = [
-        WindowLoss(number, w.weight, w.n_live) for number, w in zip(numbers, windows, strict=True)
+        window._replace(loss=number) for number, window in zip(numbers, windows, strict=True)
     ]
     weighted = 0.0
     n_live = 0.0
@@ -410,12 +399,13 @@ def differentiate_windows(
     return weighted / n_live if n_live else math.nan, step.mean_gradient()
 
 
-def _loss_over_ranks(parts: Sequence[WindowLoss], loss_is_sum: bool) -> float:
+def _loss_over_ranks(parts: Sequence[BatchLoss], loss_is_sum: bool) -> float:
     """Return the loss of a window from the losses of its parts on the ranks."""
     if len(parts) == 1 or loss_is_sum:
         return sum(part.loss for part in parts)
-    weight = sum(part.weight for part in parts)
-    return sum(part.loss * part.weight for part in parts) / (weight or 1.0)
+    weights = [part.weight or part.n_live for part in parts]
+    weighted = zip(weights, parts, strict=True)
+    return sum(part.loss * weight for weight, part in weighted) / (sum(weights) or 1.0)
 
 
 def as_numbers(values: Sequence[Tensor | float]) -> list[float]:
