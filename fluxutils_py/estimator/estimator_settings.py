@@ -10,7 +10,7 @@ from typing import Any
 from fluxutils_py.estimator.building import default_model
 from fluxutils_py.estimator.fit_choice import DataSize, FitChoice
 from fluxutils_py.estimator.spec import Spec
-from fluxutils_py.parallel.joblib_mpi import is_active
+from fluxutils_py.parallel.launcher import in_shared_search
 from fluxutils_py.training.hooks import Hooks
 from fluxutils_py.training.make_optimizer import adamw
 
@@ -76,7 +76,7 @@ class Settings:
         is_default = model is None or getattr(model, "func", None) is default_model
         if is_default and arguments.get("opt") is None:
             arguments["opt"] = partial(adamw, lr=0.01)
-        if is_active():
+        if in_shared_search():
             # The candidates of a search were each fitted by one process, and its refit trains them
             # together: minibatches of the same size give the model that was chosen.
             arguments["scaling"] = "strong"

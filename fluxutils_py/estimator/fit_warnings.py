@@ -13,8 +13,8 @@ from fluxutils_py.errors import SingleStepWarning, warn
 from fluxutils_py.estimator.assembled_fit import FitPlan, Training
 from fluxutils_py.inputs.inputs import Inputs
 from fluxutils_py.nn import Recur
+from fluxutils_py.nn.closed_form_model import is_closed_form
 from fluxutils_py.nn.losses import SeqLoss
-from fluxutils_py.nn.ready_made import is_closed_form
 from fluxutils_py.nn.sensitivities import carries, truncated_layers
 from fluxutils_py.nn.states import recurrent_layers
 from fluxutils_py.training.minibatch import Minibatch

@@ -44,7 +44,7 @@ from fluxutils_py.estimator.same_fit import course_of_fit, require_same_fit, req
 from fluxutils_py.estimator.spec import Spec, read_spec
 from fluxutils_py.inputs.inputs import Inputs, feature_counts
 from fluxutils_py.inputs.sharded_data import SeriesPool, ranks_of_call
-from fluxutils_py.nn.closed_form_model import takes_gaps
+from fluxutils_py.nn.closed_form_model import closed_form_parts, is_closed_form, takes_gaps
 from fluxutils_py.nn.compiling import compile_arguments, compiled
 from fluxutils_py.nn.copying import deep_copy
 from fluxutils_py.nn.losses import SeqLoss
@@ -53,7 +53,6 @@ from fluxutils_py.nn.model_windows import (
     require_step_outputs,
     takes_windows,
 )
-from fluxutils_py.nn.ready_made import closed_form_parts, is_closed_form
 from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.nn.states import recurrent_layers, reset
 from fluxutils_py.parallel import RankGroup
@@ -118,8 +117,9 @@ def run_fit(est: SeriesEstimator, request: FitRequest, before: Before | None = N
     earlier = _earlier_fit(est, request)
     with ranks_of_call(settings.comm, "fit", request.sharded) as ranks:
         callbacks = [*as_callbacks(settings.callbacks), *hooks_of(est)]
-        with_hooks = replace(settings, callbacks=callbacks)
-        ranks.require_equal(course_of_fit(with_hooks, earlier is not None, request.epochs))
+        if not ranks.is_single:
+            with_hooks = replace(settings, callbacks=callbacks)
+            ranks.require_equal(course_of_fit(with_hooks, earlier is not None, request.epochs))
         require_gradients("fit")
         # before data are read, as both decide how they are cut
         randomness = _shared_randomness(settings, earlier, ranks)
@@ -142,7 +142,8 @@ def run_fit(est: SeriesEstimator, request: FitRequest, before: Before | None = N
             raise _no_partial_fit(est)
         # now, when a model exists that tells what it sees, and before any time is spent
         _warn_about(training, request)
-        require_same_fit(training)
+        if not ranks.is_single:
+            require_same_fit(training)
         end_fit = _begin_fit(est, training, request)
         # a partial_fit may be of data unlike those before
         target_sums = watch_targets(training) if request.is_fit else []
@@ -296,7 +297,7 @@ def run_evaluate(
             settings = replace(settings, spec=spec)
         read = _read(est, settings, request, parts, ranks)
         data = read.cut(settings, MinibatchSize.of(settings, ranks.size).whole)
-        if not request.sharded:
+        if not (request.sharded or ranks.is_single):
             require_same_inputs(ranks, data.inputs)
         batches = tensor_batches(data, est.model_, ranks)
         arguments = (est.model_, data.loss, batches, ranks, data.spec.precision)

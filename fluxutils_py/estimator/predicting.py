@@ -66,7 +66,9 @@ def run_predict(
         )
         parts = est.fitted_parts_
         schema = input_schema(est, settings, parts)
-        labels, out = split_labels(x, out)
+        labels = None
+        if isinstance(out, str):
+            labels, out = split_labels(x, out)
         inputs = read_inputs(x, schema, starts=starts, lengths=lengths, padded=False)
         if lengths is starts is None:
             # where series go on before or after x, a step without input is a gap
@@ -85,7 +87,8 @@ def run_predict(
         # an ``out`` keeps its shape, and tuples and lists have no form of rows
         if out is None and isinstance(result, np.ndarray):
             result = parts.codec.as_vector(inputs.to_rows(result), method)
-        result = with_labels(result, labels)
+        if labels is not None:
+            result = with_labels(result, labels)
         return (result, blocks.state()) if return_state else result
 
 
@@ -156,7 +159,8 @@ class BlockPredictor:
         self.keep_state = keep_state
         self.ranks = ranks
         # before windows are cut, which each rank does for its part alone
-        require_same_inputs(self.ranks, inputs)
+        if not ranks.is_single:
+            require_same_inputs(ranks, inputs)
         self._runs = inputs.contiguous_runs()
         if state is not None and len(self._runs) > 1:
             raise ValueError(
@@ -212,7 +216,9 @@ class BlockPredictor:
             one_target=self.ends_only,
         )
         windows.check()
-        part = array_split_slice(n_series, self.ranks.size, self.ranks.rank)
+        part = None
+        if not self.ranks.is_single:
+            part = array_split_slice(n_series, self.ranks.size, self.ranks.rank)
         predictor = Predictor(
             self.model,
             windows,

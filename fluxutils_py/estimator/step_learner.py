@@ -18,10 +18,10 @@ from fluxutils_py.errors import DataError, LoadError, SpecError
 from fluxutils_py.estimator.building import build_optimizer, rebind, require_gradients
 from fluxutils_py.estimator.fitted_parts import SeriesEstimator
 from fluxutils_py.estimator.spec import read_spec
+from fluxutils_py.nn.closed_form_model import is_closed_form
 from fluxutils_py.nn.copying import deep_copy
 from fluxutils_py.nn.losses import Loss, SeqLoss, as_loss, takes_weights
 from fluxutils_py.nn.parameters import Freeze, freeze_parameters
-from fluxutils_py.nn.ready_made import is_closed_form
 from fluxutils_py.nn.recurrent import State
 from fluxutils_py.nn.sensitivities import truncated_layers
 from fluxutils_py.nn.states import recurrent_layers, reset, restore

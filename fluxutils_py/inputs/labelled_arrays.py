@@ -11,17 +11,15 @@ from fluxutils_py.errors import DataError, ShapeError
 OUTPUT = "output"  # the dimension of outputs, which are others than the features
 
 
-def split_labels(x: object, out: object) -> tuple[Any | None, object]:
+def split_labels(x: object, out: str) -> tuple[Any, None]:
     """Return the array of xarray whose labels predictions shall have, and an ``out`` without
-    "xarray"; None and ``out`` if it does not ask for labels.
+    "xarray".
 
     Raises
     ------
     DataError
         If ``out`` is another text than "xarray", or ``x`` has no labels.
     """
-    if not isinstance(out, str):
-        return None, out
     if out != "xarray":
         raise DataError(f"out must be an array, 'xarray' or None, got {out!r}")
     cls = type(x)
@@ -33,14 +31,11 @@ def split_labels(x: object, out: object) -> tuple[Any | None, object]:
     return x, None
 
 
-def with_labels(values: Any, source: Any | None) -> Any:
-    """Return predictions (G, N, T), (N,) or (N, G) for an array of xarray as such an array;
-    unchanged if there is none.
+def with_labels(values: Any, source: Any) -> Any:
+    """Return predictions (G, N, T), (N,) or (N, G) for an array of xarray as such an array.
 
     It has the dimensions of series and time, and the coordinates that do not belong to features.
     """
-    if source is None:
-        return values
     if not isinstance(values, np.ndarray) or len(source.dims) != 3:
         raise ShapeError(
             f"out='xarray' is for one output of an array of three dimensions, got {source.dims}"

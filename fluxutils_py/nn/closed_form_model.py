@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -186,3 +186,16 @@ def series_features(model: ClosedFormModel, xs: Tensor, ends: Tensor) -> Tensor:
     if start < len(xs):
         model.advance(xs[start:])
     return features
+
+
+def closed_form_parts(model: nn.Module) -> Iterator[ClosedFormModel]:
+    """Yield the parts of a model that are fitted in closed form."""
+    for module in model.modules():
+        if isinstance(module, ClosedFormModel):
+            yield module
+
+
+def is_closed_form(model: nn.Module) -> bool:
+    """Return whether all that a model learns is fitted in closed form."""
+    parts = getattr(model, "members", [model])
+    return all(isinstance(part, ClosedFormModel) for part in parts)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from fluxutils_py.nn.closed_form_model import ClosedFormModel, InputScale, lag_model
+from fluxutils_py.nn.closed_form_model import (
+    ClosedFormModel,
+    InputScale,
+    closed_form_parts,
+    lag_model,
+)
 from fluxutils_py.nn.layers import GaussianNoise
 from fluxutils_py.nn.time_features import ExponentialMeans
 
@@ -139,16 +144,3 @@ def mean_model(
     members = [make(n_in, n_out) for _ in range(n_models)]
     of_kernels = all(isinstance(member, ClosedFormModel) for member in members)
     return MeanOfKernels(members) if of_kernels else MeanModel(members)
-
-
-def closed_form_parts(model: nn.Module) -> Iterator[ClosedFormModel]:
-    """Yield the parts of a model that are fitted in closed form."""
-    for module in model.modules():
-        if isinstance(module, ClosedFormModel):
-            yield module
-
-
-def is_closed_form(model: nn.Module) -> bool:
-    """Return whether all that a model learns is fitted in closed form."""
-    parts = model.members if isinstance(model, MeanModel) else [model]
-    return all(isinstance(part, ClosedFormModel) for part in parts)

@@ -17,7 +17,6 @@ from joblib.parallel import (
     FallbackToBackend,
     ParallelBackendBase,
     SequentialBackend,
-    get_active_backend,
 )
 
 from fluxutils_py.errors import RankError, RemoteError
@@ -61,6 +60,7 @@ class MPIBackend(ParallelBackendBase):
     """
 
     default_n_jobs = -1
+    shares_ranks = True  # see launcher.in_shared_search
     supports_retrieve_callback = False
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
@@ -99,11 +99,6 @@ class MPIBackend(ParallelBackendBase):
             for callback in self._callbacks:
                 callback(None)
         return self._results[out]
-
-
-def is_active() -> bool:
-    """Whether this process is inside ``joblib.parallel_config("mpi")``, but not inside a task."""
-    return isinstance(get_active_backend()[0], MPIBackend)
 
 
 def share_tasks(tasks: Sequence[Callable[[], Any]]) -> list[Any]:

@@ -9,6 +9,8 @@ import threading
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from joblib.parallel import get_active_backend
+
 # of Open MPI; of MPICH, Intel MPI and srun; of MVAPICH
 SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
 RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "PMIX_RANK")
@@ -71,6 +73,11 @@ def alone() -> Iterator[None]:
         yield
     finally:
         _is_alone = before
+
+
+def in_shared_search() -> bool:
+    """Whether this process is inside ``joblib.parallel_config("mpi")``, but not inside a task."""
+    return getattr(get_active_backend()[0], "shares_ranks", False)
 
 
 def local_rank() -> int:

@@ -17,8 +17,13 @@ from fluxutils_py.data.segments import Segments, SeriesShards
 from fluxutils_py.errors import DataError
 from fluxutils_py.inputs.moments import Moments, WeightedBlock, moments
 from fluxutils_py.nn.causal_kernels import MOST_SERIES, CausalKernels
-from fluxutils_py.nn.closed_form_model import ClosedFormModel, InputScale, series_features
-from fluxutils_py.nn.ready_made import closed_form_parts, is_closed_form
+from fluxutils_py.nn.closed_form_model import (
+    ClosedFormModel,
+    InputScale,
+    closed_form_parts,
+    is_closed_form,
+    series_features,
+)
 from fluxutils_py.nn.states import reset
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.training.closed_form import ClosedFormHead, Rows, fit_closed_form

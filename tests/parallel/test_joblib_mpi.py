@@ -8,20 +8,20 @@ import joblib
 import numpy as np
 import pytest
 
-from fluxutils_py.parallel import joblib_mpi
+from fluxutils_py.parallel import joblib_mpi, launcher
 from fluxutils_py.parallel.rank_group import RankGroup
 
 
 def test_one_process_does_one_task_after_the_other():
     done = []
     with joblib.parallel_config("mpi"):
-        assert joblib_mpi.is_active()
+        assert launcher.in_shared_search()
         assert (
             joblib.Parallel(n_jobs=3)(joblib.delayed(done.append)(i) for i in range(4))
             == [None] * 4
         )
     assert done == [0, 1, 2, 3]
-    assert not joblib_mpi.is_active()
+    assert not launcher.in_shared_search()
 
 
 def test_torchrun_is_refused(monkeypatch):

@@ -32,7 +32,7 @@ from fluxutils_py import (
 )
 from fluxutils_py.errors import RankError, RemoteError
 from fluxutils_py.nn import GRU
-from fluxutils_py.parallel import get_communicator, is_main_process, joblib_mpi
+from fluxutils_py.parallel import get_communicator, is_main_process, joblib_mpi, launcher
 from fluxutils_py.parallel.launcher import alone
 from fluxutils_py.training import OptunaPruning
 from tests.plain_networks import plain_regressor
@@ -58,8 +58,8 @@ class Alone:
     """Checks that each fit of a search is one process's."""
 
     def on_start(self, loop):
-        assert loop.ranks.size == (SIZE if joblib_mpi.is_active() else 1)
-        assert is_main_process() or joblib_mpi.is_active()
+        assert loop.ranks.size == (SIZE if launcher.in_shared_search() else 1)
+        assert is_main_process() or launcher.in_shared_search()
 
 
 def data(folder):
