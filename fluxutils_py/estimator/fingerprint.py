@@ -17,9 +17,8 @@ from fluxutils_py.data.digest import (
     digest_series,
     digest_weight,
 )
-from fluxutils_py.estimator.assembled_fit import Training
 from fluxutils_py.estimator.building import build_optimizer, parameter_places
-from fluxutils_py.estimator.fit_data import FitData
+from fluxutils_py.estimator.fit_data import FitData, Training
 from fluxutils_py.optim import ChainedOptimizer
 from fluxutils_py.training.descriptions import (
     describe,

@@ -10,13 +10,14 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+from torch.optim import Optimizer
 
 from fluxutils_py.data import SampleWeight, SequenceWindows
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.weights import LossBlock, loss_blocks
 from fluxutils_py.errors import ShapeError, SpecError
 from fluxutils_py.estimator.building import require_stored
-from fluxutils_py.estimator.estimator_settings import Settings
+from fluxutils_py.estimator.estimator_settings import MinibatchSize, Settings
 from fluxutils_py.estimator.fit_choice import DataSize
 from fluxutils_py.estimator.last_targets import steps_to_learn_from
 from fluxutils_py.estimator.spec import Spec, read_spec
@@ -35,6 +36,10 @@ from fluxutils_py.inputs.sharded_data import SeriesPool
 from fluxutils_py.inputs.target_codec import TargetCodec, TargetScale
 from fluxutils_py.inputs.targets import MISSING_LABEL, Targets, TargetSchema, read_labels
 from fluxutils_py.nn.losses import Loss, SeqLoss, as_loss, takes_weights
+from fluxutils_py.training import Loop
+from fluxutils_py.training.closed_form_fit import FixedTask
+from fluxutils_py.training.tensor_batches import TensorBatches
+from fluxutils_py.training.window_step import WindowStep
 from fluxutils_py.validation import check_integer
 
 MIN_WINDOWS_PER_FOLD = 8  # with fewer windows in a fold, its state would be useless
@@ -461,7 +466,7 @@ class WindowMaker:
             if weight is not None:
                 segments = weight.drop_zero_weight(segments) or segments
             if targets.per_series and targets.series[0].missing_label is not None:
-                labels = targets.series[0].array.values[:, 0]
+                labels = targets.series[0].array.source[0, :, 0]  # of the last steps
                 segments = segments[labels[segments.series] != MISSING_LABEL] or segments
         # Folds of a series with one target, at its last step, would have nothing to learn from.
         # Validation walks whole series, as predict does.
@@ -750,7 +755,8 @@ def _labels_of_series(inputs: Inputs, targets: Targets, pool: SeriesPool) -> np.
     n_steps = inputs.T if shards is None else shards.n_steps
     if not targets.per_series and n_steps > 1:
         return None
-    labels = array.values[:, 0] if targets.per_series else np.asarray(array[0, :, 0])
+    # of one target per series, at its last step, the source has it at all steps
+    labels = array.source[0, :, 0] if targets.per_series else np.asarray(array[0, :, 0])
     return labels if shards is None else shards.in_common_order(pool.ranks.allgather(labels))
 
 
@@ -758,3 +764,63 @@ def _can_stratify(labels: np.ndarray, n_held: int) -> bool:
     """Return whether both parts can contain each label."""
     counts = np.unique(labels, return_counts=True)[1]
     return bool(counts.min() > 1) and len(counts) <= min(n_held, len(labels) - n_held)
+
+
+# -- a fit that is ready to run --------------------------------------------------------------------
+
+
+def plan_of(spec: Spec, windows: SequenceWindows) -> tuple[int, int, int]:
+    """Return the length of a fit: epochs, windows with a loss in an epoch, and updates in all, if
+    every window has a live step.
+    """
+    n_windows = sum(1 for _ in windows.indices_with_loss())
+    per_epoch = -(-n_windows // spec.accumulate)
+    epochs = spec.planned_epochs(per_epoch)
+    updates = epochs * per_epoch
+    if spec.max_updates is not None:
+        updates = min(updates, spec.max_updates)
+    return epochs, n_windows, updates
+
+
+@dataclass(frozen=True)
+class Training:
+    """Components of a fit that is ready to run.
+
+    Attributes
+    ----------
+    data : FitData
+    size : MinibatchSize
+    rng : numpy.random.Generator
+        Source of all randomness, equal on all ranks.
+    resume : bool
+        Whether model and optimizer come from an earlier fit.
+    optimizer : torch.optim.Optimizer
+    groups : list of dict
+        Parameter groups of the optimizer before a new scheduler changes them.
+    scheduler : learning-rate scheduler of torch, or None
+    batches : TensorBatches
+        This rank's part of the windows.
+    step : WindowStep
+        Holds the ``model``.
+    loop : Loop
+        Holds ``ranks`` and all hooks except the callbacks.
+    task : FixedTask or None
+        Of what is fitted in closed form.
+    epochs, n_windows, n_updates : int
+        See :func:`plan_of`.
+    """
+
+    data: FitData
+    size: MinibatchSize
+    rng: np.random.Generator
+    resume: bool
+    optimizer: Optimizer
+    groups: list[dict[str, Any]]
+    scheduler: Any
+    batches: TensorBatches
+    step: WindowStep
+    loop: Loop
+    task: FixedTask | None
+    epochs: int
+    n_windows: int
+    n_updates: int

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from fluxutils_py.errors import SingleStepWarning, warn
-from fluxutils_py.estimator.assembled_fit import FitPlan, Training
+from fluxutils_py.estimator.fit_data import Training
 from fluxutils_py.inputs.inputs import Inputs
 from fluxutils_py.nn import Recur
 from fluxutils_py.nn.closed_form_model import is_closed_form
@@ -121,16 +121,17 @@ def warn_truncated_layers(model: nn.Module) -> None:
 # -- updates, and what they have learnt ------------------------------------------------------------
 
 
-def warn_few_updates(plan: FitPlan, accumulate: int) -> None:
+def warn_few_updates(training: Training) -> None:
     """Warn if a fit plans fewer than ``ENOUGH`` updates, but some."""
-    if not 0 < plan.updates < ENOUGH:
+    n = training.n_updates
+    if not 0 < n < ENOUGH:
         return
-    plural = "s" if plan.updates > 1 else ""
+    accumulate = training.data.spec.accumulate
     over = "" if accumulate == 1 else f", accumulate={accumulate}"
     warn(
-        f"this fit makes {plan.updates} update{plural} in all (epochs={plan.epochs}, minibatches "
-        f"per epoch: {plan.windows}{over}); fewer than {ENOUGH} are seldom enough to learn from: "
-        "set more epochs, or a smaller batchsize or seqsize"
+        f"this fit makes {n} update{'s' * (n > 1)} in all (epochs={training.epochs}, minibatches "
+        f"per epoch: {training.n_windows}{over}); fewer than {ENOUGH} are seldom enough to learn "
+        "from: set more epochs, or a smaller batchsize or seqsize"
     )
 
 
@@ -153,9 +154,10 @@ def watch_targets(training: Training) -> list[list[Tensor]]:
     of which the best constant is not known.
     """
     loss = training.data.loss
-    plan = training.plan
     sums: list[list[Tensor]] = []
-    is_short = plan.epochs < 2 or plan.updates < ENOUGH or is_closed_form(training.step.model)
+    is_short = (
+        training.epochs < 2 or training.n_updates < ENOUGH or is_closed_form(training.step.model)
+    )
     if is_short or not isinstance(loss, SeqLoss) or not loss.knows_constants:
         return sums
 

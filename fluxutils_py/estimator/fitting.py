@@ -18,16 +18,22 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from fluxutils_py.data import SeriesArray
 from fluxutils_py.errors import DataError, ShapeError, SpecError, warn
-from fluxutils_py.estimator.assembled_fit import FitPlan, Training
 from fluxutils_py.estimator.building import (
     build_model,
     build_optimizer,
     make_generator,
     require_gradients,
 )
-from fluxutils_py.estimator.estimator_settings import Settings, as_callbacks
+from fluxutils_py.estimator.estimator_settings import MinibatchSize, Settings, as_callbacks
 from fluxutils_py.estimator.fingerprint import shapes_and_digests
-from fluxutils_py.estimator.fit_data import FitData, FitRequest, ReadData, read_data
+from fluxutils_py.estimator.fit_data import (
+    FitData,
+    FitRequest,
+    ReadData,
+    Training,
+    plan_of,
+    read_data,
+)
 from fluxutils_py.estimator.fit_warnings import (
     warn_few_updates,
     warn_nothing_learnt,
@@ -38,7 +44,6 @@ from fluxutils_py.estimator.fit_warnings import (
     watch_targets,
 )
 from fluxutils_py.estimator.fitted_parts import FittedParts, SeriesEstimator, input_schema
-from fluxutils_py.estimator.minibatch_size import MinibatchSize
 from fluxutils_py.estimator.resuming import restore_newest, saved_minibatch_size, with_checkpoints
 from fluxutils_py.estimator.same_fit import course_of_fit, require_same_fit, require_same_inputs
 from fluxutils_py.estimator.spec import Spec, read_spec
@@ -182,7 +187,7 @@ def _begin_fit(est: SeriesEstimator, training: Training, request: FitRequest) ->
         request.x,
         request.y,
         {name: value for name, value in given.items() if value is not None},
-        n_epochs=1 if is_closed_form(training.step.model) else training.plan.epochs,
+        n_epochs=1 if is_closed_form(training.step.model) else training.epochs,
         fitted=lambda: _fitted_now(est, alone=not ranks.is_single),
     )
 
@@ -272,7 +277,7 @@ def _warn_about(training: Training, request: FitRequest) -> None:
     if not takes_gaps(model):
         watch_scales(training)
     if request.is_fit and not request.resume:
-        warn_few_updates(training.plan, data.spec.accumulate)
+        warn_few_updates(training)
 
 
 def run_evaluate(
@@ -356,8 +361,8 @@ def assemble(
         batches,
         step,
         loop,
-        plan=FitPlan.of(spec, data.windows),
-        task=task,
+        task,
+        *plan_of(spec, data.windows),
     )
     _attach_epoch_hooks(training)
     if progress is not None and ranks.rank == 0:
@@ -460,7 +465,7 @@ def _attach_epoch_hooks(training: Training) -> None:
                 spec.schedule[0],
                 lambda: training.step.n_updates,
                 spec.accumulate,
-                training.plan.updates if has_plan else None,
+                training.n_updates if has_plan else None,
             )
         )
     if spec.max_updates is not None and not is_closed_form(model):
@@ -476,7 +481,7 @@ def _attach_progress(training: Training, progress: ProgressBar | EpochLog) -> No
     hooks.attach(progress)
     choice = training.data.settings.choice
     if choice is not None and not training.resume:
-        chosen = choice.describe(training.plan.updates)
+        chosen = choice.describe(training.n_updates)
         hooks.add("start", lambda loop: progress.say(chosen), name="choice")
     if training.size.resumed or not training.loop.ranks.is_single:
         line = training.size.describe(windows.segments, sharded=windows.shards is not None)
@@ -619,7 +624,7 @@ def run(est: SeriesEstimator, training: Training) -> None:
     loop = training.loop
     model = training.step.model
     settings = training.data.settings
-    epochs = training.plan.epochs
+    epochs = training.epochs
     device = training.batches.device
     before = EstimatorBefore(est, training)
     attributes = FittedAttributes(est, training)
@@ -659,7 +664,7 @@ def run(est: SeriesEstimator, training: Training) -> None:
 def _say_restored(training: Training) -> None:
     """Say where a fit goes on that continues from a checkpoint."""
     loop = training.loop
-    epochs = training.plan.epochs
+    epochs = training.epochs
     n_done = loop.epoch - loop.start_epoch
     if n_done < epochs:
         line = f"a checkpoint: continues at step {loop.step}, in epoch {loop.epoch + 1}"

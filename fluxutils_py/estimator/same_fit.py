@@ -6,9 +6,9 @@ from typing import Any
 
 from fluxutils_py.data.digest import digest_arrays
 from fluxutils_py.errors import RankError, warn
-from fluxutils_py.estimator.assembled_fit import Training
 from fluxutils_py.estimator.estimator_settings import Settings, as_callbacks
 from fluxutils_py.estimator.fingerprint import sample_digests, shared_identity
+from fluxutils_py.estimator.fit_data import Training
 from fluxutils_py.estimator.spec import read_spec
 from fluxutils_py.inputs.inputs import Inputs
 from fluxutils_py.parallel import RankGroup

@@ -12,15 +12,13 @@ from typing import Any, cast
 import numpy as np
 
 from fluxutils_py.errors import DataError, SpecError
-from fluxutils_py.estimator.assembled_fit import Training
 from fluxutils_py.estimator.calibrating import HeldOut
 from fluxutils_py.estimator.conformal import Calibration
-from fluxutils_py.estimator.estimator_settings import Settings
+from fluxutils_py.estimator.estimator_settings import MinibatchSize, Settings
 from fluxutils_py.estimator.fit_choice import FitChoice
-from fluxutils_py.estimator.fit_data import FitData, FitRequest
+from fluxutils_py.estimator.fit_data import FitData, FitRequest, Training
 from fluxutils_py.estimator.fitted_parts import SeriesEstimator
 from fluxutils_py.estimator.fitting import After, BegunFit, assemble, nothing_more, run, run_fit
-from fluxutils_py.estimator.minibatch_size import MinibatchSize
 from fluxutils_py.estimator.same_fit import require_same_fit
 from fluxutils_py.nn.ready_made import LinearPlusNetwork
 from fluxutils_py.reporting.progress import say_stage

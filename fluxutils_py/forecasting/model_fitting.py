@@ -19,10 +19,9 @@ from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, RankError, warn
 from fluxutils_py.estimator import Estimator, Spec
 from fluxutils_py.estimator.building import build_model
-from fluxutils_py.estimator.estimator_settings import as_callbacks
+from fluxutils_py.estimator.estimator_settings import as_callbacks, whole_batchsize
 from fluxutils_py.estimator.fit_data import FitRequest, ValidationData
 from fluxutils_py.estimator.fitting import run_fit
-from fluxutils_py.estimator.minibatch_size import whole_batchsize
 from fluxutils_py.estimator.sequence_estimators import CELLS
 from fluxutils_py.forecasting.calibration import HeldOutEnd, learn_correction, walk_held_out_end
 from fluxutils_py.forecasting.correction import Correction

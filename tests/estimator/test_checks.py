@@ -42,9 +42,6 @@ from fluxutils_py.training import Loop
 from tests.plain_networks import plain_classifier, plain_regressor
 from tests.versions import skip_before
 
-# the checks fit on matrices, whose rows are single steps
-pytestmark = pytest.mark.filterwarnings("ignore::fluxutils_py.errors.SingleStepWarning")
-
 LEARNING = Estimator(
     None, None, partial(AdamW, lr=1e-2), {"epochs": 100, "batchsize": 256, "seqsize": None}
 )

@@ -367,7 +367,6 @@ def test_a_pipeline_streams(tmp_path):
     assert np.abs(steps(live, x) - whole).max() < 1e-11
 
 
-@pytest.mark.filterwarnings("ignore::fluxutils_py.errors.SingleStepWarning")
 def test_a_pipeline_of_rows_streams_their_scaler():
     x, y = data("float32")
     pipe = make_pipeline(StandardScaler(), plain_regressor(5, epochs=1)).fit(

@@ -35,7 +35,6 @@ def test_the_past_ends_at_the_step(est):
     assert missing is None or not missing.any()
 
 
-@pytest.mark.filterwarnings("ignore::fluxutils_py.errors.SingleStepWarning")
 def test_columns_of_frames_are_named():
     frame = pd.DataFrame(X[:, :, 0].T, columns=["wind", "sun"])
     with pytest.warns(UserWarning, match="updates"):

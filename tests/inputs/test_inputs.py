@@ -508,7 +508,6 @@ def test_steps_of_weight_0_do_not_count():
     assert same(est, make().fit(timesteps(X), timesteps(Y), w))
 
 
-@pytest.mark.filterwarnings("ignore::fluxutils_py.errors.SingleStepWarning")
 def test_rows_of_weight_0_are_not_there():
     x, y, w = X[:, 0].T, Y[:, 0].T, np.array([1, 0, 1, 1, 0, 1, 1, 1, 0, 0, 0, 1, 1])
     spec = {"shuffle": False}

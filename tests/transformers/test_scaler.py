@@ -377,7 +377,6 @@ def test_a_pipeline_is_scaling_by_hand(rng, face):
     assert pipe.score(face(x), face(y)) == by_hand.score(face(z), face(y))
 
 
-@pytest.mark.filterwarnings("ignore::fluxutils_py.errors.SingleStepWarning")
 def test_a_pipeline_takes_matrices(rng):
     x = rng.normal(5, 3, size=(40, F))
     pipe = make_pipeline(SequenceScaler(), plain_regressor(4, epochs=3, random_state=0)).fit(

@@ -3,7 +3,7 @@
 import numpy as np
 
 from fluxutils_py.estimator import fitting
-from fluxutils_py.estimator.assembled_fit import Training
+from fluxutils_py.estimator.fit_data import Training
 from tests.plain_networks import plain_regressor
 
 X = np.random.default_rng(0).normal(size=(2, 6, 9))

@@ -7,7 +7,7 @@ import pytest
 from fluxutils_py import Estimator, EstimatorClassifier, SequenceRegressor
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import SpecError
-from fluxutils_py.estimator.minibatch_size import MinibatchSize, whole_batchsize
+from fluxutils_py.estimator.estimator_settings import MinibatchSize, whole_batchsize
 
 
 def size(scaling="weak", batchsize=8, n_ranks=1, saved=None):
