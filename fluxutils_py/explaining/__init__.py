@@ -4,11 +4,6 @@ from fluxutils_py.explaining.confusion_display import ConfusionOverTimeDisplay
 from fluxutils_py.explaining.explanation import Explanation, Share
 from fluxutils_py.explaining.explanation_display import ExplanationDisplay
 from fluxutils_py.explaining.integrated_gradients import explain
-from fluxutils_py.explaining.permutation import (
-    Importance,
-    PermutationImportance,
-    permutation_importance,
-)
 from fluxutils_py.explaining.residual_display import ResidualDisplay
 from fluxutils_py.explaining.sequence_display import SequencePredictionDisplay
 
@@ -16,11 +11,8 @@ __all__ = [
     "ConfusionOverTimeDisplay",
     "Explanation",
     "ExplanationDisplay",
-    "Importance",
-    "PermutationImportance",
     "ResidualDisplay",
     "SequencePredictionDisplay",
     "Share",
     "explain",
-    "permutation_importance",
 ]

@@ -25,7 +25,7 @@ from fluxutils_py.transformers import SequenceScaler
 from fluxutils_py.transformers.transformer_base import read_blocks
 from fluxutils_py.validation import check_integer
 
-REMEDY = "use permutation_importance, which needs no gradient"
+REMEDY = "use permutation_importance of sklearn.inspection on samples(x), which needs no gradient"
 # Each feature times a number plus a number: attributions are the same before and after them.
 LINEAR_SCALERS = (SequenceScaler, StandardScaler, MaxAbsScaler, MinMaxScaler, RobustScaler)
 

@@ -85,7 +85,7 @@ def explain(
     ------
     TypeError
         If there is no gradient: integer inputs, ``cell="kernels"``, models of other packages. Use
-        :func:`fluxutils_py.explaining.permutation_importance` there.
+        :func:`sklearn.inspection.permutation_importance` on ``samples(x)`` there.
     ValueError
         If an argument does not fit, or the output has no gradient.
 
