@@ -1,4 +1,4 @@
-"""Pictures of predictions, residuals and confusions: what is drawn is what NumPy computes."""
+"""Pictures of predictions and confusions: what is drawn is what NumPy computes."""
 
 import matplotlib
 import numpy as np
@@ -12,12 +12,10 @@ from fluxutils_py import (
     SequenceRegressor,
     SequenceScaler,
     samples,
-    stream,
     timesteps,
 )
 from fluxutils_py.explaining import drawing, predicted_series
 from fluxutils_py.explaining.confusion_display import ConfusionOverTimeDisplay
-from fluxutils_py.explaining.residual_display import ResidualDisplay
 from fluxutils_py.explaining.sequence_display import SequencePredictionDisplay
 
 matplotlib.use("Agg")
@@ -91,13 +89,6 @@ def test_an_interval_is_drawn_as_a_band(piped):
     assert_allclose(upper, expected + regressor.interval_width_[1])
 
 
-@pytest.mark.slow
-def test_residuals_of_a_stream_with_intervals_are_those_of_the_prediction():
-    est = SequenceRegressor(cell="linear", n_lags=2, interval=0.8).fit(X, Y)
-    display = ResidualDisplay.from_stream(est.stream(N, interval=0.8, alarm=True), X, Y, output=1)
-    assert_allclose(display.residuals, (Y - est.predict(X))[1])
-
-
 def _range(values):
     return values.min() - 1, values.max() + 2
 
@@ -153,52 +144,6 @@ def test_dates(est):
 def test_what_cannot_be_drawn(est, y, settings, message):
     with pytest.raises(ValueError, match=message):
         SequencePredictionDisplay.from_estimator(est, X, y, **settings)
-
-
-# -- residuals ------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_residuals_of_a_stream_are_those_of_predict(est, yhat):
-    display = ResidualDisplay.from_stream(est.stream(N), X, Y, output=0)
-    assert_allclose(display.residuals, (Y - yhat)[0], atol=1e-9)
-    assert_allclose(display.median_, np.nanmedian((Y - yhat)[0], 0), atol=1e-9)
-    assert_allclose(display.rms_, np.sqrt(np.nanmean((Y - yhat)[0] ** 2, 0)), atol=1e-9)
-    assert_allclose(display.upper_, np.nanquantile((Y - yhat)[0], 0.9, axis=0), atol=1e-9)
-    assert_allclose(curve(display.axes_[0], 1), display.median_)
-    assert_allclose(curve(display.axes_[1], 0), display.rms_)
-    same = ResidualDisplay.from_estimator(est, X, Y)
-    assert_allclose(same.rms_, display.rms_, atol=1e-9)
-    kept = ResidualDisplay.from_predictions(Y, yhat, times=DAYS)
-    assert_allclose(kept.rms_, display.rms_, atol=1e-9)
-
-
-def test_long_residuals_are_drawn_in_columns():
-    residuals = RNG.normal(size=(2, 1003))
-    residuals[:, 500:512] = np.nan
-    display = ResidualDisplay(residuals).plot()
-    assert len(display.rms_) == 168  # of six steps
-    assert_allclose(display.rms_[-1], np.sqrt((residuals[:, 1002:] ** 2).mean()))
-    assert_allclose(display.median_[1], np.median(residuals[:, 6:12]))
-    assert np.isnan(display.rms_[84])
-    assert "6 steps" in display.axes_[0].get_title("left")
-
-
-def test_residuals_of_series_of_unequal_length(est):
-    x, y = [X[:, 0], X[:, 1, :9]], [Y[:, 0], Y[:, 1, :9]]
-    display = ResidualDisplay.from_estimator(est, x, y, output=1)
-    assert np.isfinite(display.residuals).sum() == T + 9
-
-
-def test_residuals_that_are_not_there(est, yhat):
-    with pytest.raises(ValueError, match="all NaN"):
-        ResidualDisplay.from_predictions(Y * np.nan, yhat)
-    with pytest.raises(ValueError, match=r"\(2, 7, 31\).*\(2, 7, 30\)"):
-        ResidualDisplay.from_predictions(Y, yhat[:, :, :-1])
-    with pytest.raises(ValueError, match=r"\(2, 7, 30\)"):
-        ResidualDisplay.from_stream(est.stream(N), X, Y[:, :, 1:])
-    with pytest.raises(ValueError, match=r"output is 2.* 2"):
-        ResidualDisplay.from_stream(est.stream(N), X, Y, output=2)
 
 
 # -- confusions -----------------------------------------------------------------------------------
@@ -275,12 +220,3 @@ def test_columns_and_series():
     assert drawing.column_starts(10, 4).tolist() == [0, 3, 6, 9]
     assert drawing.column_starts(3, 10).tolist() == [0, 1, 2]
     assert predicted_series.check_series([0, -1], 5) == [0, 4]
-
-
-@pytest.mark.slow
-def test_a_pipeline_streams(est):
-    pipe = make_pipeline(
-        SequenceScaler(), SequenceRegressor(4, epochs=60, random_state=0, verbose=False)
-    ).fit(samples(X), samples(Y))
-    display = ResidualDisplay.from_stream(stream(pipe, N), X, Y)
-    assert_allclose(display.residuals, (Y - pipe.predict(X))[0], atol=1e-6)
