@@ -9,10 +9,13 @@ import numpy as np
 
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.estimator.streaming import unwrap
-from fluxutils_py.explaining.drawing import COLORS, GREY, format_times, legend_above, new_axes
 from fluxutils_py.explaining.predicted_series import PredictedSeries, predict_series
+from fluxutils_py.validation import require_package
 
 Band = tuple[np.ndarray, np.ndarray]
+
+# of Okabe and Ito (2008): told apart by the colour-blind too
+BLUE, VERMILION, GREY = "#0072B2", "#D55E00", "0.4"
 
 
 class SequencePredictionDisplay:
@@ -114,7 +117,7 @@ class SequencePredictionDisplay:
         """Draw on the given axes, two per series, or in a new figure."""
         n = len(self.names)
         if axes is None:
-            axes = new_axes(2 * n, 2.9 * n + 0.4, type(self).__name__, height_ratios=[2.4, 1] * n)
+            axes = _new_axes(n)
         self.axes_ = np.ravel(np.asarray(axes, dtype=object))
         if len(self.axes_) != 2 * n:
             raise ShapeError(
@@ -140,14 +143,10 @@ class SequencePredictionDisplay:
         marker = "o" if len(steps) == 1 else None  # a line of one point cannot be seen
         ax.plot(steps, self.truth[i], color=GREY, label="truth", marker=marker)
         # the wider line below, the coloured one above: both are seen where they agree
-        ax.plot(
-            steps, self.predicted[i], color=COLORS[0], label="prediction", marker=marker, lw=1.2
-        )
+        ax.plot(steps, self.predicted[i], color=BLUE, label="prediction", marker=marker, lw=1.2)
         if self.bands:
             lower, upper = self.bands[i]
-            ax.fill_between(
-                steps, lower, upper, color=COLORS[0], alpha=0.2, linewidth=0, label="band"
-            )
+            ax.fill_between(steps, lower, upper, color=BLUE, alpha=0.2, linewidth=0, label="band")
         format_times(ax, steps)
 
     def _draw_residuals(self, ax: Any, i: int) -> None:
@@ -155,9 +154,41 @@ class SequencePredictionDisplay:
         residuals = np.asarray(self.truth[i], dtype=np.float64) - self.predicted[i]
         ax.axhline(0, color=GREY, linewidth=0.8)
         marker = "o" if len(steps) == 1 else None
-        ax.plot(steps, residuals, color=COLORS[5], linewidth=0.9, marker=marker)
+        ax.plot(steps, residuals, color=VERMILION, linewidth=0.9, marker=marker)
         ax.set_ylabel("residual")
         format_times(ax, steps)
+
+
+def format_times(ax: Any, times: Any) -> None:
+    """Let the labels of dates be short, as the usual ones overlap in narrow panels."""
+    if not np.issubdtype(np.asarray(times).dtype, np.datetime64):
+        return
+    dates = require_package("matplotlib.dates", "plot", "plot")
+    locator = ax.xaxis.get_major_locator()
+    ax.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))
+
+
+def legend_above(ax: Any, n_columns: int = 4) -> None:
+    """Put a legend above the right end of the axes, where no line is."""
+    ax.legend(
+        frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=n_columns, borderaxespad=0.2
+    )
+
+
+def _new_axes(n_series: int) -> Any:
+    """Return the axes of a new figure, two per series, one below the other."""
+    pyplot = require_package("matplotlib.pyplot", "plot", "SequencePredictionDisplay")
+    _, axes = pyplot.subplots(
+        2 * n_series,
+        1,
+        sharex=True,
+        figsize=(7.0, 2.9 * n_series + 0.4),
+        height_ratios=[2.4, 1] * n_series,
+        layout="constrained",
+    )
+    for ax in axes:
+        ax.spines[["top", "right"]].set_visible(False)
+    return axes
 
 
 def _bands_of(

@@ -1,4 +1,4 @@
-"""Pictures of predictions and confusions: what is drawn is what NumPy computes."""
+"""Pictures of predictions: what is drawn is what NumPy computes."""
 
 import matplotlib
 import numpy as np
@@ -7,15 +7,12 @@ from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.pipeline import make_pipeline
 
 from fluxutils_py import (
-    EstimatorClassifier,
-    SequenceClassifier,
     SequenceRegressor,
     SequenceScaler,
     samples,
     timesteps,
 )
-from fluxutils_py.explaining import drawing, predicted_series
-from fluxutils_py.explaining.confusion_display import ConfusionOverTimeDisplay
+from fluxutils_py.explaining import predicted_series
 from fluxutils_py.explaining.sequence_display import SequencePredictionDisplay
 
 matplotlib.use("Agg")
@@ -146,77 +143,5 @@ def test_what_cannot_be_drawn(est, y, settings, message):
         SequencePredictionDisplay.from_estimator(est, X, y, **settings)
 
 
-# -- confusions -----------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_shares_are_those_of_a_confusion_matrix():
-    truth = RNG.integers(0, 3, size=(N, 125))
-    predicted = np.where(RNG.random(truth.shape) < 0.7, truth, 2)
-    truth[:, :3] = 1  # no class 0 in the first column
-    display = ConfusionOverTimeDisplay.from_predictions(truth, predicted)
-    assert display.shares_.shape == (3, 3, 42)  # of three steps
-    for column in (0, 17, 41):
-        t, p = (a[:, 3 * column : 3 * column + 3] for a in (truth, predicted))
-        for i in range(3):
-            for j in range(3):
-                expected = (p[t == i] == j).mean() if (t == i).any() else np.nan
-                assert_allclose(display.shares_[i, j, column], expected)
-    assert np.isnan(display.shares_[0, :, 0]).all()
-    # the share that is right is drawn first, from 0 up
-    values, edges, baseline = display.axes_[2].patches[0].get_data()
-    assert_allclose(values, np.nan_to_num(display.shares_[2, 2]))
-    assert not np.any(baseline)
-    assert_array_equal(edges, [*range(0, 125, 3), 125])
-
-
-@pytest.mark.slow
-def test_labels_of_every_step():
-    y = np.where(X[:1] > 0, "up", "down")
-    est = EstimatorClassifier(
-        spec={"epochs": 3, "batchsize": 3, "seqsize": 10}, random_state=0, verbose=False
-    ).fit(X, y)
-    display = ConfusionOverTimeDisplay.from_estimator(est, X, y, times=DAYS)
-    predicted = est.predict(X)[0]
-    expected = (predicted[y[0] == "up"] == "up").mean()
-    n_true = (y[0] == "up").sum(0)
-    assert_allclose(np.nansum(display.shares_[1, 1] * n_true) / n_true.sum(), expected)
-    assert display.axes_[0].get_title("left") == "true: down"
-    assert len(display.axes_[0].get_legend().get_texts()) == 2
-
-
-@pytest.mark.slow
-def test_one_label_per_series_is_that_after_so_many_steps():
-    labels = np.array(["a", "b", "c", "a", "b", "c", "a"])
-    est = SequenceClassifier(4, cell="lstm", epochs=60, random_state=0, verbose=False)
-    est.fit(X, labels)
-    display = ConfusionOverTimeDisplay.from_estimator(est, X, labels)
-    for t in (1, 12, T):
-        assert_array_equal(display.predicted[:, t - 1], est.predict(X[:, :, :t]))
-    assert display.shares_.shape == (3, 3, T)
-    ended = X.copy()
-    ended[:, 2, T // 2 :] = np.nan  # the series has ended: the label of a stream means nothing
-    live = ConfusionOverTimeDisplay.from_estimator(est, ended, labels).live
-    assert np.argwhere(~live).tolist() == [[2, t] for t in range(T // 2, T)]
-
-
-def test_labels_that_do_not_count_or_are_unknown(est):
-    truth = np.array([[0.0, np.nan, 1.0]])
-    display = ConfusionOverTimeDisplay.from_predictions(truth, np.array([[0.0, 1.0, 0.0]]))
-    assert display.classes.tolist() == [0, 1]
-    assert_array_equal(display.shares_[1, 0], [np.nan, np.nan, 1])
-    with pytest.raises(ValueError, match=r"2.*\[0, 1\]"):
-        ConfusionOverTimeDisplay.from_predictions([[0, 2]], [[0, 1]], classes=[0, 1])
-    with pytest.raises(ValueError, match=r"\(1, 2\).*\(1, 3\)"):
-        ConfusionOverTimeDisplay.from_predictions([[0, 1]], [[0, 1, 1]])
-    with pytest.raises(TypeError, match=r"SequenceRegressor.*classes_"):
-        ConfusionOverTimeDisplay.from_estimator(est, X, Y)
-
-
-# -- what they share ------------------------------------------------------------------------------
-
-
-def test_columns_and_series():
-    assert drawing.column_starts(10, 4).tolist() == [0, 3, 6, 9]
-    assert drawing.column_starts(3, 10).tolist() == [0, 1, 2]
+def test_series_are_counted_from_both_ends():
     assert predicted_series.check_series([0, -1], 5) == [0, 4]
