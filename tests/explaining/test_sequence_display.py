@@ -12,7 +12,6 @@ from fluxutils_py import (
     samples,
     timesteps,
 )
-from fluxutils_py.explaining import predicted_series
 from fluxutils_py.explaining.sequence_display import SequencePredictionDisplay
 
 matplotlib.use("Agg")
@@ -45,9 +44,6 @@ def yhat(est):
 
 def curve(ax, k):
     return ax.lines[k].get_ydata()
-
-
-# -- predictions ----------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -141,7 +137,3 @@ def test_dates(est):
 def test_what_cannot_be_drawn(est, y, settings, message):
     with pytest.raises(ValueError, match=message):
         SequencePredictionDisplay.from_estimator(est, X, y, **settings)
-
-
-def test_series_are_counted_from_both_ends():
-    assert predicted_series.check_series([0, -1], 5) == [0, 4]
