@@ -65,10 +65,6 @@ class ExplainedModel:
             return (tuple(map(str, names)),)
         return tuple(tuple(f"feature {i}" for i in range(s.F)) for s in arrays)
 
-    def past(self, series: int, step: int | None) -> Past:
-        """Return the past of one step of a series; None is its last."""
-        return read_past(self, series, step)
-
     def means(self) -> list[np.ndarray]:
         """Return the mean of each feature of each input, (F,), over all series and steps."""
         means = []
@@ -174,7 +170,7 @@ class Past:
 
 
 def read_past(model: ExplainedModel, series: int, step: int | None) -> Past:
-    """Return the past of one step of a series, checked."""
+    """Return the past of one step of a series, checked; None is its last step."""
     inputs = model.inputs
     check_integer("series", series)
     if not -inputs.N <= series < inputs.N:
