@@ -39,7 +39,7 @@ os.environ.pop("COLUMNS", None)
 
 TESTS = Path(__file__).parent
 # whose examples in docstrings take seconds
-SLOW_EXAMPLES = ("model_export.py", "permutation.py")
+SLOW_EXAMPLES = ("model_export.py",)
 
 # programs that tests start, not modules to import here
 collect_ignore_glob = ["programs/*", "*/programs/*"]

@@ -1,26 +1,13 @@
-"""Explain outputs by the inputs of the past, and draw predictions, residuals and confusions."""
+"""Explain outputs by the inputs of the past, and draw predictions."""
 
-from fluxutils_py.explaining.confusion_display import ConfusionOverTimeDisplay
-from fluxutils_py.explaining.explanation import Explanation, Share
-from fluxutils_py.explaining.explanation_display import ExplanationDisplay
+from fluxutils_py.explaining.explanation import Explanation, ExplanationDisplay, Share
 from fluxutils_py.explaining.integrated_gradients import explain
-from fluxutils_py.explaining.permutation import (
-    Importance,
-    PermutationImportance,
-    permutation_importance,
-)
-from fluxutils_py.explaining.residual_display import ResidualDisplay
 from fluxutils_py.explaining.sequence_display import SequencePredictionDisplay
 
 __all__ = [
-    "ConfusionOverTimeDisplay",
     "Explanation",
     "ExplanationDisplay",
-    "Importance",
-    "PermutationImportance",
-    "ResidualDisplay",
     "SequencePredictionDisplay",
     "Share",
     "explain",
-    "permutation_importance",
 ]

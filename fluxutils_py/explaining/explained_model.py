@@ -25,7 +25,7 @@ from fluxutils_py.transformers import SequenceScaler
 from fluxutils_py.transformers.transformer_base import read_blocks
 from fluxutils_py.validation import check_integer
 
-REMEDY = "use permutation_importance, which needs no gradient"
+REMEDY = "use permutation_importance of sklearn.inspection on samples(x), which needs no gradient"
 # Each feature times a number plus a number: attributions are the same before and after them.
 LINEAR_SCALERS = (SequenceScaler, StandardScaler, MaxAbsScaler, MinMaxScaler, RobustScaler)
 
@@ -64,10 +64,6 @@ class ExplainedModel:
         if len(arrays) == 1 and names is not None and len(names) == arrays[0].F:
             return (tuple(map(str, names)),)
         return tuple(tuple(f"feature {i}" for i in range(s.F)) for s in arrays)
-
-    def past(self, series: int, step: int | None) -> Past:
-        """Return the past of one step of a series; None is its last."""
-        return read_past(self, series, step)
 
     def means(self) -> list[np.ndarray]:
         """Return the mean of each feature of each input, (F,), over all series and steps."""
@@ -174,7 +170,7 @@ class Past:
 
 
 def read_past(model: ExplainedModel, series: int, step: int | None) -> Past:
-    """Return the past of one step of a series, checked."""
+    """Return the past of one step of a series, checked; None is its last step."""
     inputs = model.inputs
     check_integer("series", series)
     if not -inputs.N <= series < inputs.N:

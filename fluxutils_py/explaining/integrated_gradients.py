@@ -9,7 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from fluxutils_py.errors import DataError, ShapeError, SpecError, warn
-from fluxutils_py.explaining.explained_model import REMEDY, ExplainedModel, Past, read_model
+from fluxutils_py.explaining.explained_model import (
+    REMEDY,
+    ExplainedModel,
+    Past,
+    read_model,
+    read_past,
+)
 from fluxutils_py.explaining.explanation import Explanation
 from fluxutils_py.explaining.path_gradients import MOST_ROWS, Ends, PathGradients, PathIntegral
 from fluxutils_py.inputs.target_codec import TargetCodec
@@ -85,7 +91,7 @@ def explain(
     ------
     TypeError
         If there is no gradient: integer inputs, ``cell="kernels"``, models of other packages. Use
-        :func:`fluxutils_py.explaining.permutation_importance` there.
+        :func:`sklearn.inspection.permutation_importance` on ``samples(x)`` there.
     ValueError
         If an argument does not fit, or the output has no gradient.
 
@@ -113,7 +119,7 @@ def explain(
     check_integer("n_points", n_points, 1, optional=True, error=SpecError)
     check_integer("seqsize", seqsize, 1, optional=True, error=SpecError)
     model = read_model(est, x, lengths, starts)
-    past = model.past(series, step)
+    past = read_past(model, series, step)
     session = InferenceSession(
         model.model, lambda: past.read(slice(0, min(3, past.n_steps)))[0], model.spec.overlap
     )

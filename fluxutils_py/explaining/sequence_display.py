@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from fluxutils_py.data.arrays import plain_block, to_numpy
+from fluxutils_py.data.ragged import is_list_of_series
+from fluxutils_py.data.views import SequenceView
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.estimator.streaming import unwrap
-from fluxutils_py.explaining.drawing import COLORS, GREY, format_times, legend_above, new_axes
-from fluxutils_py.explaining.predicted_series import PredictedSeries, predict_series
+from fluxutils_py.validation import check_integer, require_package
 
 Band = tuple[np.ndarray, np.ndarray]
+
+# of Okabe and Ito (2008): told apart by the colour-blind too
+BLUE, VERMILION, GREY = "#0072B2", "#D55E00", "0.4"
 
 
 class SequencePredictionDisplay:
@@ -94,7 +99,7 @@ class SequencePredictionDisplay:
             If there is no such series or output, or targets are not of every step.
         """
         chosen = [series] if isinstance(series, int | np.integer) else list(series)
-        rows = predict_series(est, x, y, chosen)
+        rows = _predict_series(est, x, y, chosen)
         drawn = slice(None) if steps is None else steps
         if not 0 <= output < len(rows[0].truth):
             raise ShapeError(f"output is {output}, but y has {len(rows[0].truth)}")
@@ -114,7 +119,7 @@ class SequencePredictionDisplay:
         """Draw on the given axes, two per series, or in a new figure."""
         n = len(self.names)
         if axes is None:
-            axes = new_axes(2 * n, 2.9 * n + 0.4, type(self).__name__, height_ratios=[2.4, 1] * n)
+            axes = _new_axes(n)
         self.axes_ = np.ravel(np.asarray(axes, dtype=object))
         if len(self.axes_) != 2 * n:
             raise ShapeError(
@@ -140,14 +145,10 @@ class SequencePredictionDisplay:
         marker = "o" if len(steps) == 1 else None  # a line of one point cannot be seen
         ax.plot(steps, self.truth[i], color=GREY, label="truth", marker=marker)
         # the wider line below, the coloured one above: both are seen where they agree
-        ax.plot(
-            steps, self.predicted[i], color=COLORS[0], label="prediction", marker=marker, lw=1.2
-        )
+        ax.plot(steps, self.predicted[i], color=BLUE, label="prediction", marker=marker, lw=1.2)
         if self.bands:
             lower, upper = self.bands[i]
-            ax.fill_between(
-                steps, lower, upper, color=COLORS[0], alpha=0.2, linewidth=0, label="band"
-            )
+            ax.fill_between(steps, lower, upper, color=BLUE, alpha=0.2, linewidth=0, label="band")
         format_times(ax, steps)
 
     def _draw_residuals(self, ax: Any, i: int) -> None:
@@ -155,38 +156,63 @@ class SequencePredictionDisplay:
         residuals = np.asarray(self.truth[i], dtype=np.float64) - self.predicted[i]
         ax.axhline(0, color=GREY, linewidth=0.8)
         marker = "o" if len(steps) == 1 else None
-        ax.plot(steps, residuals, color=COLORS[5], linewidth=0.9, marker=marker)
+        ax.plot(steps, residuals, color=VERMILION, linewidth=0.9, marker=marker)
         ax.set_ylabel("residual")
         format_times(ax, steps)
 
 
+# -- the look --------------------------------------------------------------------------------------
+
+
+def format_times(ax: Any, times: Any) -> None:
+    """Let the labels of dates be short, as the usual ones overlap in narrow panels."""
+    if not np.issubdtype(np.asarray(times).dtype, np.datetime64):
+        return
+    dates = require_package("matplotlib.dates", "plot", "plot")
+    locator = ax.xaxis.get_major_locator()
+    ax.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))
+
+
+def legend_above(ax: Any) -> None:
+    """Put a legend above the right end of the axes, where no line is."""
+    ax.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=4, borderaxespad=0.2)
+
+
+def _new_axes(n_series: int) -> Any:
+    """Return the axes of a new figure, two per series, one below the other."""
+    pyplot = require_package("matplotlib.pyplot", "plot", "SequencePredictionDisplay")
+    _, axes = pyplot.subplots(
+        2 * n_series,
+        1,
+        sharex=True,
+        figsize=(7.0, 2.9 * n_series + 0.4),
+        height_ratios=[2.4, 1] * n_series,
+        layout="constrained",
+    )
+    for ax in axes:
+        ax.spines[["top", "right"]].set_visible(False)
+    return axes
+
+
+# -- bands -----------------------------------------------------------------------------------------
+
+
 def _bands_of(
-    est: object, rows: Sequence[PredictedSeries], band: Any, output: int, steps: slice
+    est: object, rows: Sequence[_PredictedSeries], band: Any, output: int, steps: slice
 ) -> list[Band]:
     """Return the bands of series: those that are given, else the intervals of the estimator."""
     if band is not None:
         return [_band_of(row, band, output, steps) for row in rows]
-    width = _interval_width(est, output)
-    if width is None:
-        return []
-    return [_band_around(row, width, output, steps) for row in rows]
-
-
-def _interval_width(est: object, output: int) -> float | None:
-    """Return the width of the intervals of an estimator, also in a pipeline; None without."""
     parts = unwrap(est)
-    if parts.of_targets:  # in other units than these
-        return None
     widths = getattr(parts.estimator, "interval_width_", None)
-    return None if widths is None else float(widths[output])
+    if widths is None or parts.of_targets:  # of transformed targets: in other units than these
+        return []
+    width = float(widths[output])
+    predictions = [row.predicted[output, steps] for row in rows]
+    return [(predicted - width, predicted + width) for predicted in predictions]
 
 
-def _band_around(row: PredictedSeries, width: float, output: int, steps: slice) -> Band:
-    predicted = row.predicted[output, steps]
-    return predicted - width, predicted + width
-
-
-def _band_of(row: PredictedSeries, band: Any, output: int, steps: slice) -> Band:
+def _band_of(row: _PredictedSeries, band: Any, output: int, steps: slice) -> Band:
     """Return the lower and upper values of one series."""
     if not isinstance(band, tuple | list) or len(band) != 2:
         raise ShapeError("band must be a pair: of outputs of the model, or of arrays (G, N, T)")
@@ -201,3 +227,98 @@ def _band_of(row: PredictedSeries, band: Any, output: int, steps: slice) -> Band
         else:
             raise ShapeError(f"band has an array of shape {np.shape(end)}; expected (G, N, T)")
     return ends[0], ends[1]
+
+
+# -- targets and predictions of some series, whatever the form of the inputs -----------------------
+
+
+class _PredictedSeries(NamedTuple):
+    """One series: targets (G, T), NaN where there are none, and the model's outputs (H, T)."""
+
+    series: int
+    truth: np.ndarray
+    predicted: np.ndarray
+
+
+def _predict_series(est: Any, x: Any, y: Any, series: Sequence[int]) -> list[_PredictedSeries]:
+    """Predict some series, and only these where ``x`` is an array.
+
+    Raises
+    ------
+    ShapeError
+        If ``y`` is not of every step, or does not fit ``x``, or there is no such series.
+    """
+    if isinstance(x, SequenceView):
+        return _of_view(est, x, y, series)
+    if is_list_of_series(x[0] if isinstance(x, tuple) else x):
+        return _of_lists(est, x, y, series)
+    arrays = x if isinstance(x, tuple) else (x,)
+    chosen = _check_series(series, arrays[0].shape[1])
+    shape = getattr(y, "shape", ())
+    if len(shape) != 3:
+        raise ShapeError(
+            f"this picture is of targets of every step, (G, N, T); y has shape {shape}"
+        )
+    parts = tuple(_of_series(a, chosen) for a in arrays)
+    predicted = est.predict(parts if isinstance(x, tuple) else parts[0])
+    truths = _of_series(y, chosen).transpose(1, 0, 2)
+    outputs = np.asarray(predicted).transpose(1, 0, 2)
+    return _checked(chosen, list(truths), list(outputs))
+
+
+def _check_series(series: Sequence[int], n_series: int) -> list[int]:
+    """Return the numbers of series, counted from 0; raise ShapeError if there is no such one."""
+    chosen = []
+    for i in series:
+        check_integer("series", i)
+        if not -n_series <= i < n_series:
+            raise ShapeError(f"series is {i}, but x has {n_series} series")
+        chosen.append(int(i) % n_series)
+    return chosen
+
+
+def _of_lists(est: Any, x: Any, y: Any, series: Sequence[int]) -> list[_PredictedSeries]:
+    lists = x if isinstance(x, tuple) else (x,)
+    chosen = _check_series(series, len(lists[0]))
+    parts = tuple([a[i] for i in chosen] for a in lists)
+    predicted = est.predict(parts if isinstance(x, tuple) else parts[0])
+    truths = [to_numpy(y[i]) for i in chosen]
+    return _checked(chosen, truths, [np.asarray(p) for p in predicted])
+
+
+def _of_view(est: Any, x: SequenceView, y: Any, series: Sequence[int]) -> list[_PredictedSeries]:
+    if not isinstance(y, SequenceView):
+        raise ShapeError(
+            f"x is a view of every step, so y must be one too, as samples(y); got "
+            f"{type(y).__name__}"
+        )
+    chosen = _check_series(series, x.native.shape[1])
+    truth = np.asarray(y.native)
+    predicted = np.asarray(est.predict(x))
+    n_outputs = max(1, predicted.size // (truth.shape[1] * truth.shape[2]))
+    outputs = np.asarray(type(x).from_rows(predicted.reshape(len(x), -1), n_outputs))
+    return _checked(
+        chosen,
+        list(truth[:, chosen].transpose(1, 0, 2)),
+        list(outputs[:, chosen].transpose(1, 0, 2)),
+    )
+
+
+def _of_series(array: Any, chosen: list[int]) -> np.ndarray:
+    # one after the other: files are not indexed by lists
+    blocks = [plain_block(to_numpy(array[:, i : i + 1, :])) for i in chosen]
+    return np.concatenate(blocks, axis=1)
+
+
+def _checked(
+    chosen: list[int], truths: list[np.ndarray], outputs: list[np.ndarray]
+) -> list[_PredictedSeries]:
+    rows = []
+    for i, truth, predicted in zip(chosen, truths, outputs, strict=True):
+        if truth.ndim != 2 or truth.shape[1:] != predicted.shape[1:]:
+            raise ShapeError(
+                f"series {i} has targets of shape {truth.shape} and predictions of shape "
+                f"{predicted.shape}; expected (G, T) of equal T"
+            )
+        rows.append(_PredictedSeries(i, truth, predicted))
+    return rows

@@ -10,7 +10,7 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from fluxutils_py.errors import DataError
-from fluxutils_py.explaining.drawing import format_times, legend_above
+from fluxutils_py.explaining.sequence_display import format_times, legend_above
 from fluxutils_py.forecasting.fitted_state import FittedState
 from fluxutils_py.forecasting.forecaster import Forecaster
 from fluxutils_py.forecasting.history import History

@@ -146,7 +146,7 @@ def _require_steps_of_rows(targets: Targets, inputs: Inputs, name: str) -> None:
             "or of one feature, add the missing axis: x[:, None] or x[None]; if StandardScaler or "
             "SimpleImputer made it of samples(x) or timesteps(x), use SequenceScaler or "
             "SequenceImputer, which keep the steps; if permutation_importance of "
-            "sklearn.inspection did, use that of fluxutils_py.explaining"
+            "sklearn.inspection did, give samples(x) and samples(y) to fit and to it"
         )
 
 

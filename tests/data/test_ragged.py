@@ -16,7 +16,6 @@ from fluxutils_py.data.ragged import (
 )
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import ShapeError
-from fluxutils_py.explaining import permutation_importance
 
 LENGTHS = [5, 1, 9, 4]
 
@@ -160,7 +159,5 @@ def test_series_that_are_not_in_a_list_are_refused_with_the_remedy(kind):
             call(given)
     with pytest.raises(ShapeError, match=r"^y is .*list\(y\)"):
         est.fit(series, given)
-    with pytest.raises(ShapeError, match=r"^x is .*list\(x\)"):
-        permutation_importance(est, given, series)
     require_list_of_series((np.zeros((2, 3, 4)), np.zeros((2, 3, 4))), "x")  # two inputs
     require_list_of_series(np.array(["a", None, np.nan], dtype=object), "y")

@@ -38,7 +38,6 @@ from fluxutils_py import (
     timesteps,
 )
 from fluxutils_py.data import SamplesView, TimestepsView
-from fluxutils_py.explaining import permutation_importance
 from fluxutils_py.nn import LSTM
 from tests.plain_networks import plain_classifier, plain_regressor
 
@@ -281,9 +280,6 @@ OF_ESTIMATORS = {
     "score": lambda est, x, y: est.trained().score(x, y),
     "evaluate": lambda est, x, y: est.trained().evaluate(x, y),
     "explain": lambda est, x, y: explain(est.trained(), x, 1, n_points=16).attributions,
-    "permutation": lambda est, x, y: (
-        permutation_importance(est.trained(), x, y, n_repeats=1, random_state=0).features
-    ),
     "predict_proba": lambda est, x, y: est.trained(True).predict_proba(x),
     "decision_function": lambda est, x, y: est.trained(True).decision_function(x),
     "labels": lambda est, x, y: est.trained(True).predict(x),
@@ -328,7 +324,6 @@ class Maker:
 # what has another meaning, or is refused
 IMPOSSIBLE = {
     "explain": lambda holder, kind: kind in "iu",  # no gradient
-    "permutation": lambda holder, kind: holder.form in ("rows", "timesteps"),
     "features": lambda holder, kind: holder.form == "timesteps",  # of the steps that are cut off
     "masked": lambda holder, kind: holder.form not in ("native", "samples") or holder.is_cut,
     # rows are other ones
@@ -357,7 +352,7 @@ def test_nothing_but_the_numbers_matters(seed, tmp_path):
     x, y = numbers(rng, dtype)
     if holder.form != "rows":  # where scikit-learn allows no NaN
         y[0, 1, 3] = y[0, 2, 5] = np.nan
-        if x.dtype.kind == "f" and method not in ("explain", "permutation"):
+        if x.dtype.kind == "f" and method != "explain":
             x[:, 2, 5] = np.nan
     if IMPOSSIBLE.get(method, lambda holder, kind: False)(holder, np.dtype(dtype).kind):
         return

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 from fluxutils_py import SequenceRegressor, explain
-from fluxutils_py.explaining.explanation import Explanation
-from fluxutils_py.explaining.explanation_display import ExplanationDisplay
+from fluxutils_py.explaining.explanation import Explanation, ExplanationDisplay
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt

@@ -1,0 +1,139 @@
+"""Pictures of predictions: what is drawn is what NumPy computes."""
+
+import matplotlib
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.pipeline import make_pipeline
+
+from fluxutils_py import (
+    SequenceRegressor,
+    SequenceScaler,
+    samples,
+    timesteps,
+)
+from fluxutils_py.explaining.sequence_display import SequencePredictionDisplay
+
+matplotlib.use("Agg")
+from matplotlib import dates
+from matplotlib import pyplot as plt
+
+F, N, T = 3, 7, 31
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(F, N, T))
+Y = np.cumsum(X[:2], 2) / 3
+Y[0, 1, 4:6] = np.nan
+DAYS = np.datetime64("2024-01-01") + np.arange(T)
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    yield
+    plt.close("all")
+
+
+@pytest.fixture(scope="module")
+def est():
+    return SequenceRegressor(4, epochs=60, random_state=0, verbose=False).fit(X, Y)
+
+
+@pytest.fixture(scope="module")
+def yhat(est):
+    return est.predict(X)
+
+
+def curve(ax, k):
+    return ax.lines[k].get_ydata()
+
+
+@pytest.mark.slow
+def test_truth_prediction_band_and_residuals(est, yhat):
+    display = SequencePredictionDisplay.from_estimator(
+        est, X, Y, series=[1, -1], output=0, band=(yhat - 1, yhat + 2), steps=slice(3, 20)
+    )
+    assert len(display.axes_) == 4
+    for axes, n in ((display.axes_[:2], 1), (display.axes_[2:], 6)):
+        assert_array_equal(axes[0].lines[0].get_xdata(), np.arange(3, 20))
+        assert_array_equal(curve(axes[0], 0), Y[0, n, 3:20])
+        assert_allclose(curve(axes[0], 1), yhat[0, n, 3:20])
+        assert_allclose(curve(axes[1], 1), (Y - yhat)[0, n, 3:20], atol=1e-12)
+        (band,) = axes[0].collections
+        corners = band.get_paths()[0].vertices[:, 1]
+        assert_allclose([corners.min(), corners.max()], _range(yhat[0, n, 3:20]))
+    legend = [t.get_text() for t in display.axes_[0].get_legend().get_texts()]
+    assert legend == ["truth", "prediction", "band"]
+    assert display.axes_[-1].get_xlabel() == "step"
+    plain = SequencePredictionDisplay.from_estimator(est, X, Y)
+    assert len(plain.bands) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("piped", [False, True])
+def test_an_interval_is_drawn_as_a_band(piped):
+    model = SequenceRegressor(cell="linear", n_lags=2, interval=0.8)
+    if piped:
+        model = make_pipeline(SequenceScaler(), model)
+    model.fit(samples(X), samples(Y))
+    regressor = model[-1] if piped else model
+    display = SequencePredictionDisplay.from_estimator(model, X, Y, series=2, output=1)
+    ((lower, upper),) = display.bands
+    expected = model.predict(X)[1, 2]
+    assert_allclose(lower, expected - regressor.interval_width_[1])
+    assert_allclose(upper, expected + regressor.interval_width_[1])
+
+
+def _range(values):
+    return values.min() - 1, values.max() + 2
+
+
+@pytest.mark.slow
+def test_outputs_of_the_model_as_band(est, yhat):
+    class Quantiles:
+        def predict(self, x):
+            return np.concatenate([est.predict(x), est.predict(x) - 1, est.predict(x) + 2])[:6]
+
+    display = SequencePredictionDisplay.from_estimator(Quantiles(), X, Y, band=(2, 4))
+    lower, upper = display.bands[0]
+    assert_allclose([lower, upper], [yhat[0, 0] - 1, yhat[0, 0] + 2])
+
+
+@pytest.mark.few
+@pytest.mark.parametrize("form", ["list", "samples", "timesteps"])
+def test_lists_and_views(form, est, yhat):
+    if form == "list":
+        x, y = [X[:, 0], X[:, 1, :9]], [Y[:, 0], Y[:, 1, :9]]
+        model = est
+    else:
+        view = samples if form == "samples" else timesteps
+        x, y = view(X), view(Y)
+        model = make_pipeline(
+            SequenceScaler(), SequenceRegressor(4, epochs=60, random_state=0, verbose=False)
+        ).fit(x, y)
+    display = SequencePredictionDisplay.from_estimator(model, x, y, series=1, output=1)
+    n = 9 if form == "list" else T
+    expected = model.predict(X[:, 1:2, :n])[1, 0]
+    assert_allclose(curve(display.axes_[0], 1), expected, atol=1e-9)
+    assert_array_equal(curve(display.axes_[0], 0), Y[1, 1, :n])
+
+
+def test_dates(est):
+    display = SequencePredictionDisplay.from_estimator(est, X, Y, times=DAYS)
+    formatter = display.axes_[-1].xaxis.get_major_formatter()
+    assert isinstance(formatter, dates.ConciseDateFormatter)
+    assert display.axes_[-1].get_xlabel() == ""
+
+
+@pytest.mark.parametrize(
+    ("y", "settings", "message"),
+    [
+        (Y[0, :, 0], {}, r"every step.*\(7,\)"),
+        (Y, {"series": 7}, "series is 7.* 7 series"),
+        (Y, {"output": 2}, "output is 2.* 2"),
+        (Y, {"band": (0, 9)}, "output 9.* 2"),
+        (Y, {"band": (Y[0], Y[0])}, r"\(7, 31\).*\(G, N, T\)"),
+        (Y[:, :, :4], {}, r"\(2, 4\).*\(2, 31\)"),
+    ],
+)
+def test_what_cannot_be_drawn(est, y, settings, message):
+    with pytest.raises(ValueError, match=message):
+        SequencePredictionDisplay.from_estimator(est, X, y, **settings)
