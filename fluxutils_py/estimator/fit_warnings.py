@@ -136,11 +136,12 @@ def warn_few_updates(training: Training) -> None:
 
 
 def watch_scales(training: Training) -> None:
-    """Have the first minibatch of the first epoch warn of values that are too large."""
+    """Have the first minibatch with a loss warn of values that are too large."""
     unseen = [training.step.model]
 
     def look(batch: Minibatch) -> None:
-        if unseen and batch.inputs:
+        has_loss = batch.index is not None and batch.index.has_loss and batch.n_live != 0
+        if unseen and has_loss:
             warn_unscaled(batch, unseen.pop())
 
     training.batches.observers.append(look)

@@ -218,11 +218,7 @@ def test_groups_of_short_series_have_fewer_last_inputs():
 
 @pytest.mark.slow
 def test_without_overlap_the_state_is_empty():
-    with pytest.warns(
-        UserWarning,
-        match=r"overlap=0 .*seqsize=",
-    ):
-        est, task = fitted(Causal, overlap=0)
+    est, task = fitted(Causal, overlap=0)
     _, state = est.predict(task.x, lengths=1 + np.arange(N), return_state=True)
     assert [tuple(s.shape) for s in state] == [(0, N, 3)]
     assert np.array_equal(est.predict(task.x, state=state), est.predict(task.x))
