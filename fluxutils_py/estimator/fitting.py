@@ -30,6 +30,7 @@ from fluxutils_py.estimator.fit_data import (
     FitData,
     FitRequest,
     ReadData,
+    Split,
     Training,
     plan_of,
     read_data,
@@ -123,23 +124,18 @@ def run_fit(est: SeriesEstimator, request: FitRequest, before: Before | None = N
     with ranks_of_call(settings.comm, "fit", request.sharded) as ranks:
         callbacks = [*as_callbacks(settings.callbacks), *hooks_of(est)]
         if not ranks.is_single:
-            with_hooks = replace(settings, callbacks=callbacks)
-            ranks.require_equal(course_of_fit(with_hooks, earlier is not None, request.epochs))
+            _agree_on_course(settings, callbacks, earlier, request, ranks)
         require_gradients("fit")
         # before data are read, as both decide how they are cut
         randomness = _shared_randomness(settings, earlier, ranks)
-        saved = None
-        if earlier is None and has_checkpointers(callbacks):
-            saved = saved_minibatch_size(callbacks, ranks)
+        saved = None if earlier is not None else _saved_size(callbacks, ranks)
         parts = None if earlier is None else earlier.fitted_parts_
         data = _read(est, settings, request, parts, ranks)
         after: After = nothing_more
         if before is not None:
             begun = BegunFit(est, data, ranks, randomness.split_seed, saved, earlier is not None)
             settings, after = before(settings, begun)
-        split = None
-        if settings.early_stopping and request.is_fit and request.validation_data is None:
-            split = data.split(settings.validation_fraction, randomness.split_seed)
+        split = _split(data, settings, randomness.split_seed)
         size = MinibatchSize.of(settings, ranks.size, saved)
         fit_data = data.cut(settings, size.whole, split)
         training = assemble(fit_data, ranks, randomness.rng, size, earlier, request)
@@ -156,6 +152,30 @@ def run_fit(est: SeriesEstimator, request: FitRequest, before: Before | None = N
         after(training)
         end_fit()
         warn_nothing_learnt(training, target_sums)
+
+
+def _agree_on_course(
+    settings: Settings,
+    callbacks: list[Any],
+    earlier: SeriesEstimator | None,
+    request: FitRequest,
+    ranks: RankGroup,
+) -> None:
+    with_hooks = replace(settings, callbacks=callbacks)
+    ranks.require_equal(course_of_fit(with_hooks, earlier is not None, request.epochs))
+
+
+def _saved_size(callbacks: list[Any], ranks: RankGroup) -> Mapping[str, Any] | None:
+    """Return the size of the minibatches of the checkpoint that a fit continues from, if any."""
+    return saved_minibatch_size(callbacks, ranks) if has_checkpointers(callbacks) else None
+
+
+def _split(data: ReadData, settings: Settings, seed: int) -> Split | None:
+    """Hold out validation data if the settings ask for it and none are given."""
+    request = data.request
+    if not settings.early_stopping or not request.is_fit or request.validation_data is not None:
+        return None
+    return data.split(settings.validation_fraction, seed)
 
 
 def _read(
@@ -399,17 +419,17 @@ def _new_step(
 
 
 def _fixed_task(data: FitData, groups: object, model: nn.Module) -> FixedTask | None:
-    """Return what is to be fitted in closed form; None for a model without such parts."""
-    if any(closed_form_parts(model)):
+    """Return what is to be fitted in closed form, scales of inputs included; None if nothing is."""
+    if groups is None and not takes_gaps(model):
+        return None
+    if any(closed_form_parts(model)) or groups is None:
         classes = data.codec.classes
         n_classes = None if classes is None else len(classes)
         return FixedTask(n_classes, data.codec.per_series, read_groups(groups, data.inputs))
-    if groups is not None:
-        raise DataError(
-            "groups are left out together when the penalty of a closed form is chosen, and this "
-            "model has none: leave groups out, or set cell='kernels' or 'linear'"
-        )
-    return None
+    raise DataError(
+        "groups are left out together when the penalty of a closed form is chosen, and this "
+        "model has none: leave groups out, or set cell='kernels' or 'linear'"
+    )
 
 
 def read_groups(groups: object, inputs: Inputs) -> np.ndarray | None:
@@ -641,18 +661,15 @@ def run(est: SeriesEstimator, training: Training) -> None:
         seed = (int(training.rng.integers(2**63)) + loop.ranks.rank) % 2**63
         with seeded(seed, [device] if device.type == "cuda" else []):
             reset(model.train())
-            is_restored = has_checkpoints and not training.resume
-            is_restored = is_restored and restore_newest(callbacks, loop.ranks)
-            if is_restored:
-                attributes.publish(loop.history, loop.step - loop.epoch_step)
-                _say_restored(training)
+            is_restored = has_checkpoints and _restore(training, callbacks, attributes)
             if is_closed_form(model):
                 say_stage(settings.verbose, loop.ranks, "fitting in closed form")
                 loop.run_epochs([training.batches], 1)
                 return
             if training.task is not None and not (training.resume or is_restored):
-                line = "fitting the linear model, then the network"
-                say_stage(settings.verbose, loop.ranks, line)
+                if any(closed_form_parts(model)):
+                    line = "fitting the linear model, then the network"
+                    say_stage(settings.verbose, loop.ranks, line)
                 fit_fixed_parts(model, training.batches, loop.ranks, training.task)
             if settings.compile is False:
                 loop.run_epochs(training.batches, epochs)
@@ -661,9 +678,12 @@ def run(est: SeriesEstimator, training: Training) -> None:
                 loop.run_epochs(training.batches, epochs)
 
 
-def _say_restored(training: Training) -> None:
-    """Say where a fit goes on that continues from a checkpoint."""
+def _restore(training: Training, callbacks: list[Any], attributes: FittedAttributes) -> bool:
+    """Restore the newest checkpoint, if there is one, and say where the fit goes on."""
     loop = training.loop
+    if training.resume or not restore_newest(callbacks, loop.ranks):
+        return False
+    attributes.publish(loop.history, loop.step - loop.epoch_step)
     epochs = training.epochs
     n_done = loop.epoch - loop.start_epoch
     if n_done < epochs:
@@ -675,6 +695,7 @@ def _say_restored(training: Training) -> None:
             "model after all of them; give the Checkpointer another folder to train a "
             "shorter time"
         )
+    return True
 
 
 @contextmanager

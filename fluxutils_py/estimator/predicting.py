@@ -22,7 +22,7 @@ from fluxutils_py.estimator.spec import Spec, read_spec
 from fluxutils_py.inputs.inputs import Inputs, read_inputs, without_padding
 from fluxutils_py.inputs.labelled_arrays import split_labels, with_labels
 from fluxutils_py.inputs.sharded_data import is_empty, ranks_of_call
-from fluxutils_py.inputs.target_codec import Transform
+from fluxutils_py.inputs.target_codec import TargetCodec, Transform
 from fluxutils_py.nn.states import have_begun
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.parallel.communicator import describe_by_rank
@@ -50,13 +50,12 @@ def run_predict(
     with ranks_of_call(settings.comm, "predict", sharded) as ranks:
         check_is_fitted(est, "model_")  # inside, so that an error on one rank reaches all
         if sharded and not ranks.is_single:
-            result: Any = (None, None) if return_state else None
+            own: Any = (None, None) if return_state else None
             if not is_empty(x):
-                result = run_predict(
-                    est, method, x, out, state, return_state, lengths, starts, sharded=False
-                )
+                arguments = (est, method, x, out, state, return_state, lengths, starts)
+                own = run_predict(*arguments, sharded=False)
             ranks.allgather()  # each rank predicts alone, but an error on one reaches all
-            return result
+            return own
         ranks.require_equal(
             {
                 "the method": method,
@@ -66,30 +65,38 @@ def run_predict(
         )
         parts = est.fitted_parts_
         schema = input_schema(est, settings, parts)
-        labels = None
-        if isinstance(out, str):
-            labels, out = split_labels(x, out)
+        labels, out = split_labels(x, out) if isinstance(out, str) else (None, out)
         inputs = read_inputs(x, schema, starts=starts, lengths=lengths, padded=False)
         if lengths is starts is None:
-            # where series go on before or after x, a step without input is a gap
-            begun = have_begun(est.model_, state, inputs.N)
-            inputs = without_padding(inputs, ~begun, ended=not return_state)
+            inputs = _without_padding(inputs, est.model_, state, return_state)
         spec = read_spec(settings.spec)
         decode = parts.codec.decoders()[method]
         is_last = parts.codec.per_series and inputs.form != "timesteps"
         blocks = BlockPredictor(
             est.model_, inputs, spec, ranks, state, decode, return_state, ends_only=is_last
         )
-        if is_last:
-            result = _predict_last_steps(blocks, out)
-        else:
-            result = _predict_steps(blocks, out)
-        # an ``out`` keeps its shape, and tuples and lists have no form of rows
-        if out is None and isinstance(result, np.ndarray):
-            result = parts.codec.as_vector(inputs.to_rows(result), method)
-        if labels is not None:
-            result = with_labels(result, labels)
+        result = (_predict_last_steps if is_last else _predict_steps)(blocks, out)
+        if out is None:
+            result = _as_rows(result, inputs, parts.codec, method)
+        result = result if labels is None else with_labels(result, labels)
         return (result, blocks.state()) if return_state else result
+
+
+def _without_padding(
+    inputs: Inputs, model: nn.Module, state: list[Tensor] | None, return_state: bool
+) -> Inputs:
+    """Return inputs without steps that lack input at their ends; where series go on before or after
+    them, such a step is a gap.
+    """
+    begun = have_begun(model, state, inputs.N)
+    return without_padding(inputs, ~begun, ended=not return_state)
+
+
+def _as_rows(result: Any, inputs: Inputs, codec: TargetCodec, method: str) -> Any:
+    """Return predictions as the rows of the inputs; tuples and lists have no such form."""
+    if not isinstance(result, np.ndarray):
+        return result
+    return codec.as_vector(inputs.to_rows(result), method)
 
 
 def _predict_last_steps(blocks: BlockPredictor, out: object) -> np.ndarray:

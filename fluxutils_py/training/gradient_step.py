@@ -302,13 +302,9 @@ class GradientStep:
         """
         ranks = self.ranks
         self._agree_with_ranks()
-        code = part = None
-        if batch is not None and not ranks.is_leaving:
-            if self.shares_batches:  # before the loss runs, which may change the batch in place
-                code = ranks.guard(digest, batch)
-            part = ranks.guard(self._loss_of_own_part, batch)
-        if part is None:  # this rank takes part without data
-            part = BatchLoss(0.0, 0)
+        code = self._digest_of(batch)  # before the loss runs, which may change it in place
+        # one that has no data takes part
+        part = ranks.guard(self._loss_of_own_part, batch) or BatchLoss(0.0, 0)
         # One collective for everything: its latency dominates in small models.
         totals = self.vector.reduce(
             part.weight_in_mean,
@@ -316,7 +312,7 @@ class GradientStep:
             part.n_live,
             part.numbers,
             has_batch=batch is not None,
-            digest=code or 0,
+            digest=code,
             with_vector=self._waiting is None,
         )
         if ranks.stopped or not totals.n_batches:
@@ -349,8 +345,16 @@ class GradientStep:
             factor = totals.n_live * part.weight_in_mean / divisor if part.n_live else None
             self._waiting.add(totals.n_live, factor)
 
+    def _digest_of(self, batch: object) -> int:
+        """Return the digest of a batch that all ranks must have alike, else 0."""
+        if not self.shares_batches or batch is None or self.ranks.is_leaving:
+            return 0
+        return self.ranks.guard(digest, batch) or 0
+
     def _loss_of_own_part(self, batch: object) -> BatchLoss | None:
         """Return the loss of this rank's part of a batch."""
+        if batch is None or self.ranks.is_leaving:
+            return None
         if self.shares_batches:
             batch = self.shard(batch, self.ranks.rank, self.ranks.size)
         return None if batch is None else self._run_backward(batch)
@@ -369,7 +373,7 @@ class GradientStep:
         value = self._read_number("loss", loss.detach(), batch)
         require_gradient(loss)
         loss.backward()
-        return part._replace(loss=value)
+        return BatchLoss(value, part.n_live, part.weight, part.numbers)
 
     # -- the update --------------------------------------------------------------------------------
 

@@ -358,9 +358,8 @@ def evaluate_windows(
                 part = step.compute_loss(batch)
             windows.append(BatchLoss(0.0, 0) if part is None else part)
         numbers = as_numbers([window.loss for window in windows])
-    windows = [
-        window._replace(loss=number) for number, window in zip(numbers, windows, strict=True)
-    ]
+    pairs = zip(numbers, windows, strict=True)
+    windows = [BatchLoss(number, window.n_live, window.weight) for number, window in pairs]
     weighted = 0.0
     n_live = 0.0
     for parts in zip(*step.ranks.allgather(windows), strict=True):  # the same window on all ranks
