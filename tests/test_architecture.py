@@ -512,7 +512,7 @@ CEILINGS = {
     "fields of Spec": (14, 14),
     "public names at the top": (43, 40),
     "public names without the guests'": (118, 100),
-    "tokens": (356_351, 300_000),
+    "tokens": (356_379, 300_000),
     "tokens in ten lines": (86, 90),
 }
 SLACK = {"tokens": 1000}  # by which a ceiling may lie above what is counted

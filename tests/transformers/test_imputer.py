@@ -18,7 +18,7 @@ from fluxutils_py import (
     timesteps,
 )
 from fluxutils_py.data import filling
-from fluxutils_py.data.lazy import select
+from fluxutils_py.data.lazy import LazyArray
 from fluxutils_py.errors import DataError, ShapeError
 from tests.plain_networks import plain_regressor
 
@@ -128,7 +128,7 @@ def test_no_cut_is_seen(x, rng, tmp_path):
     wanted = imputer.transform(x)
     for source in (
         mapped(x, tmp_path / "d.h5"),
-        select(x, np.array([0, 1, 2, 3, 4]), None, (abs,)),
+        LazyArray(x, np.array([0, 1, 2, 3, 4]), None, (abs,)),
     ):
         expected = wanted if isinstance(source, np.ndarray) else imputer.transform(abs(x))
         lazy = imputer.transform(source)
