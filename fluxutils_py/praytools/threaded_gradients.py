@@ -63,8 +63,9 @@ def pgradient(
 
     Notes
     -----
-    Random numbers (dropout) are reproducible, but differ from the numbers in one thread: see
-    :class:`Threads`. Source: ``pgradient`` of PrayTools.jl, which takes the plain mean.
+    Random numbers (dropout) are reproducible, but differ from the numbers in one thread: each
+    sample draws from a generator of its own. Source: ``pgradient`` of PrayTools.jl, which takes the
+    plain mean.
 
     Examples
     --------
