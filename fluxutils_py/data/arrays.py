@@ -232,16 +232,6 @@ def to_numpy(value: Any) -> Any:
     return np.asarray(value) if is_whole or isinstance(value, memoryview) else value
 
 
-def read_whole(value: Any) -> np.ndarray:
-    """Return all values of an array of any kind, of a frame or of lists as a plain array, with NaN
-    where they are masked.
-    """
-    value = to_numpy(value)
-    # frames do not know an index of all
-    is_sliced = hasattr(value, "shape") and not hasattr(value, "to_numpy")
-    return plain_block(value[...] if is_sliced else np.asarray(value))
-
-
 def in_memory(array: object) -> bool:
     """Whether an array is a NumPy array in memory, not a view of a file that is mapped."""
     if type(array) is not np.ndarray:  # not a subclass, which may read a file

@@ -48,13 +48,6 @@ def _floating_type(x: Tensor) -> torch.dtype:
     return x.dtype if x.is_floating_point() else torch.float32
 
 
-def split_scale(model: nn.Module) -> tuple[InputScale | None, nn.Module]:
-    """Return the scale with which a model begins, if it does, and the rest of the model."""
-    if type(model) is nn.Sequential and len(model) > 1 and isinstance(model[0], InputScale):
-        return model[0], nn.Sequential(*list(model)[1:])
-    return None, model
-
-
 def takes_gaps(model: nn.Module) -> bool:
     """Return whether steps without input are to reach a model as NaN, which it takes for means.
 
