@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import SpecError
 from fluxutils_py.estimator.building import default_model
-from fluxutils_py.estimator.fit_choice import DataSize, FitChoice
+from fluxutils_py.estimator.fit_choice import FitChoice
 from fluxutils_py.estimator.spec import Spec, read_spec
 from fluxutils_py.parallel.launcher import in_shared_search
 from fluxutils_py.training.hooks import Hooks
@@ -37,10 +37,6 @@ class Settings:
         given.
     choice : FitChoice or None
         What "auto" stands for; None where nothing is chosen, or nothing yet.
-    choose : callable or None
-        ``choose(size, is_fit)`` chooses for data; None where the choice is made.
-    with_choice : callable or None
-        Makes the settings for a choice.
     """
 
     model: Any = None
@@ -63,8 +59,6 @@ class Settings:
     validation_fraction: Any = None
     interval: float | None = None
     choice: FitChoice | None = None
-    choose: Callable[[DataSize, bool], FitChoice] | None = None
-    with_choice: Callable[[FitChoice], Settings] | None = None
 
     @classmethod
     def from_estimator(cls, est: object, **replacements: Any) -> Settings:

@@ -373,10 +373,10 @@ class _SequenceEstimator(Estimator):
         parts: FittedParts | None = getattr(self, "fitted_parts_", None)
         fitted = None if parts is None else parts.choice
         # before a fit, for checks alone
-        settings = self._settings_of(fitted or FitChoice("linear+lstm"))
-        return dataclasses.replace(settings, choose=self._choose)
+        return self.settings_of(fitted or FitChoice("linear+lstm"))
 
-    def _choose(self, size: DataSize, is_fit: bool) -> FitChoice:
+    def choose(self, size: DataSize, is_fit: bool) -> FitChoice:
+        """Return what "auto" stands for with data of this size; internal."""
         choice = FitChoice.of(self.cell, size, is_fit=is_fit)
         set_by_user = [name for name, value in OF_NETWORKS.items() if getattr(self, name) != value]
         if not (_is_auto(self.cell) and set_by_user):
@@ -384,8 +384,8 @@ class _SequenceEstimator(Estimator):
         cell = NETWORK_FOR.get(choice.cell, choice.cell)
         return dataclasses.replace(FitChoice.of(cell, size), needs_trial=False)
 
-    def _settings_of(self, choice: FitChoice) -> Settings:
-        """Return the settings for a choice of what is "auto"."""
+    def settings_of(self, choice: FitChoice) -> Settings:
+        """Return the settings for a choice of what is "auto"; internal."""
         cell = choice.cell if _is_auto(self.cell) else self.cell
         make = self._maker(cell, choice)
         self._check_arguments()
@@ -413,7 +413,6 @@ class _SequenceEstimator(Estimator):
             opt=partial(adamw, lr=lr, weight_decay=self.weight_decay),
             is_classifier=is_classifier,
             choice=choice,
-            with_choice=self._settings_of,
             **given,
         )
 

@@ -39,7 +39,7 @@ def run_auto_fit(est: SeriesEstimator, request: FitRequest) -> None:
 
 def _choose_and_calibrate(settings: Settings, fit: BegunFit) -> tuple[Settings, After]:
     if not fit.continues:  # else the first fit has chosen
-        settings = choose(settings, fit)
+        settings = choose(fit)
     if settings.interval is None:
         return settings, nothing_more
     return settings, calibrated(settings, fit)
@@ -61,16 +61,16 @@ def _require_whole_fit(est: Any, request: FitRequest) -> None:
         )
 
 
-def choose(settings: Settings, fit: BegunFit) -> Settings:
+def choose(fit: BegunFit) -> Settings:
     """Return the settings of the model that is chosen for the data, after a trial if need be."""
-    assert settings.choose is not None
-    assert settings.with_choice is not None
-    choice = settings.choose(fit.data.size, fit.data.request.is_fit)
+    est: Any = fit.est
+    choice = est.choose(fit.data.size, fit.data.request.is_fit)
+    settings: Settings = est.settings_of(choice)
     if choice.needs_trial:
         line = "trying the network on a part of the data that is held out"
         say_stage(settings.verbose, fit.ranks, line)
-        choice = _choice_after_trial(settings.with_choice(choice), fit, choice)
-    return settings.with_choice(choice)
+        settings = est.settings_of(_choice_after_trial(settings, fit, choice))
+    return settings
 
 
 def _choice_after_trial(settings: Settings, fit: BegunFit, choice: FitChoice) -> FitChoice:
