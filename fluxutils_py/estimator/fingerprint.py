@@ -5,7 +5,7 @@ from __future__ import annotations
 import numbers
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -18,13 +18,16 @@ from fluxutils_py.data.digest import (
     digest_weight,
 )
 from fluxutils_py.estimator.building import build_optimizer, parameter_places
-from fluxutils_py.estimator.fit_data import FitData, Training
+from fluxutils_py.estimator.fit_data import FitData
 from fluxutils_py.optim import ChainedOptimizer
 from fluxutils_py.training.descriptions import (
     describe,
     describe_modules,
     text,
 )
+
+if TYPE_CHECKING:
+    from fluxutils_py.estimator.fitting import Training
 
 # These depend on the device or the schedule.
 NOT_COMPARED = (
@@ -59,7 +62,7 @@ def identity(training: Training) -> dict[str, str]:
     Leaves out epochs, device, threads, callbacks, verbosity, and the initial weights of the model.
     """
     data = training.data
-    model = training.step.model
+    model = training.model
     classes = data.codec.classes
     scale = data.codec.scale
     spec_texts: dict[str, str] = {}
@@ -89,12 +92,12 @@ def requested_identity(training: Training) -> dict[str, str]:
     that of all ranks.
     """
     settings = training.data.settings
-    model = training.step.model
+    model = training.model
     texts = {
         **identity(training),
         "random_state": _describe_seed(settings.random_state),
     }
-    texts["spec.batchsize"] = text(training.size.whole)
+    texts["spec.batchsize"] = text(training.data.windows.batchsize)
     if training.resume:
         try:
             requested = build_optimizer(settings.opt, settings.model, model)

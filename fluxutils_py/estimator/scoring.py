@@ -13,7 +13,7 @@ from fluxutils_py.data import SampleWeight, SeriesArray
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.estimator.estimator_settings import Settings
-from fluxutils_py.estimator.fit_data import FitRequest, target_schema
+from fluxutils_py.estimator.fit_data import target_schema
 from fluxutils_py.estimator.fitted_parts import SeriesEstimator, input_schema
 from fluxutils_py.estimator.fitting import run_evaluate
 from fluxutils_py.estimator.predicting import BlockPredictor
@@ -28,22 +28,27 @@ from fluxutils_py.training.predictor import Prediction
 
 def run_score(
     est: SeriesEstimator,
-    request: FitRequest,
+    x: object,
+    y: object,
+    sample_weight: object = None,
+    lengths: object = None,
+    starts: object = None,
+    sharded: bool = False,
 ) -> float:
     """Score the predictions of an estimator on all ranks; see ``Estimator.score``."""
     settings = est.resolved_params()
-    with ranks_of_call(settings.comm, "score", request.sharded) as ranks:
-        if not request.sharded:
-            weighted = "none" if request.sample_weight is None else "given"
+    with ranks_of_call(settings.comm, "score", sharded) as ranks:
+        if not sharded:
+            weighted = "none" if sample_weight is None else "given"
             ranks.require_equal({"sample_weight": weighted})
         check_is_fitted(est, "model_")
         parts = est.fitted_parts_
         schema = input_schema(est, settings, parts)
-        pool = SeriesPool(ranks if request.sharded else RankGroup())
-        inputs = pool.inputs(request.x, schema, starts=request.starts, lengths=request.lengths)
+        pool = SeriesPool(ranks if sharded else RankGroup())
+        inputs = pool.inputs(x, schema, starts=starts, lengths=lengths)
         spec = read_spec(settings.spec)
         # with shards, each rank predicts all of its own series
-        together = RankGroup() if request.sharded else ranks
+        together = RankGroup() if sharded else ranks
         # of one target per series, other steps than the last have no score
         ends_only = parts.codec.per_series
         predictions = BlockPredictor(est.model_, inputs, spec, together, ends_only=ends_only)
@@ -54,9 +59,9 @@ def run_score(
             per_series=parts.codec.per_series,
             unknown=-1,  # a label that training never had counts as predicted wrong
         )
-        targets = pool.targets(request.y, inputs, schema_of_targets).series
+        targets = pool.targets(y, inputs, schema_of_targets).series
         segments = inputs.whole()
-        weight = pool.weight(request.sample_weight, inputs)
+        weight = pool.weight(sample_weight, inputs)
         if weight is not None:
             weight = weight.normalized(segments, targets, mask_per_output=True, add_up=pool.total)
         loss = as_loss(settings.loss)
@@ -67,7 +72,8 @@ def run_score(
             predictions.transform = parts.codec.decoders()["predict"]
             return pooled_r2(predictions, targets, segments, weight, ranks)
     # outputs in another unit than the targets, such as log-odds: the loss alone compares the two
-    mean_loss = run_evaluate(est, request, gradient=False, whole=True)
+    series = (x, y, sample_weight, lengths, starts, sharded)
+    mean_loss = run_evaluate(est, *series, whole=True)
     assert isinstance(mean_loss, float)
     return -mean_loss
 

@@ -23,7 +23,6 @@ from fluxutils_py.estimator.conformal import Calibration, check_level
 from fluxutils_py.estimator.estimator import Estimator
 from fluxutils_py.estimator.estimator_settings import Settings
 from fluxutils_py.estimator.fit_choice import DataSize, FitChoice
-from fluxutils_py.estimator.fit_data import FitRequest
 from fluxutils_py.estimator.fitted_parts import FittedParts
 from fluxutils_py.estimator.predicting import run_predict
 from fluxutils_py.estimator.spec import Spec, explains_arguments, read_spec
@@ -47,7 +46,6 @@ from fluxutils_py.nn import (
 )
 from fluxutils_py.nn.closed_form_model import kernel_model, lag_model
 from fluxutils_py.nn.ready_made import MEANS, linear_plus_network, mean_model, plain_network
-from fluxutils_py.sklearn_callbacks import within_callbacks
 from fluxutils_py.training.make_optimizer import adamw
 from fluxutils_py.validation import check_integer, check_positive
 
@@ -144,8 +142,7 @@ class EstimatorClassifier(ClassifierMixin, Estimator):
         hold all of them.
         """
         series = (x, y, sample_weight, lengths, starts, sharded)
-        request = FitRequest(*series, epochs=1, classes=classes, resume=True)
-        within_callbacks(self, self._run_fit)(self, request)
+        self._fitting()(self, *series, epochs=1, classes=classes, resume=True)
         return self
 
     predict_proba = _output_method(
