@@ -31,9 +31,14 @@ from fluxutils_py.inputs.labels import (
     weighted_classes,
     weights_of_classes,
 )
-from fluxutils_py.inputs.sharded_data import SeriesPool
 from fluxutils_py.inputs.target_codec import TargetCodec, TargetScale
-from fluxutils_py.inputs.targets import MISSING_LABEL, Targets, TargetSchema, read_labels
+from fluxutils_py.inputs.targets import (
+    MISSING_LABEL,
+    SeriesReader,
+    Targets,
+    TargetSchema,
+    read_labels,
+)
 from fluxutils_py.nn.losses import Loss, SeqLoss, as_loss, takes_weights
 from fluxutils_py.validation import check_integer
 
@@ -80,7 +85,7 @@ def read_data(
     lengths: object = None,
     starts: object = None,
     *,
-    pool: SeriesPool | None = None,
+    reader: SeriesReader | None = None,
     validation_data: object = None,
     classes: Any = None,
     earlier: TargetCodec | None = None,
@@ -94,8 +99,8 @@ def read_data(
         Settings and input schema of the estimator.
     x, y, sample_weight, lengths, starts, validation_data
         See ``Estimator.fit``.
-    pool : SeriesPool, optional
-        The ranks that each have their own series.
+    reader : SeriesReader, optional
+        Reads the series of this process, or of ranks that each have their own.
     classes : array-like, optional
         All labels, where ``y`` may lack some; see ``EstimatorClassifier.partial_fit``.
     earlier : TargetCodec, optional
@@ -103,9 +108,9 @@ def read_data(
     is_fit : bool
         Whether the data are all that a fit learns from, not the first of several parts.
     """
-    pool = pool or SeriesPool()
+    reader = reader or SeriesReader()
     # before anything is read: each reading below is a collective call of ranks that share the data
-    pool.ranks.require_equal(
+    reader.require_equal(
         {
             "whether validation_data are given": validation_data is not None,
             "early_stopping": (settings.early_stopping, settings.validation_fraction),
@@ -115,11 +120,11 @@ def read_data(
             "the fit to continue": earlier is not None,
         }
     )
-    inputs = pool.inputs(x, schema, starts=starts, lengths=lengths)
-    weight = pool.weight(sample_weight, inputs)
+    inputs = reader.inputs(x, schema, starts=starts, lengths=lengths)
+    weight = reader.weight(sample_weight, inputs)
     # classes are the labels that occur at steps that have a loss
     finds_classes = settings.is_classifier and earlier is None and classes is None
-    found = _classes(settings, y, classes, earlier, inputs, weight, pool)
+    found = _classes(settings, y, classes, earlier, inputs, weight, reader)
     per_series = None if earlier is None else earlier.per_series
 
     def read_targets(classes: np.ndarray | None) -> Targets:
@@ -131,16 +136,16 @@ def read_data(
             # classes found in the data lack labels of steps without a loss, which are no error
             unknown=MISSING_LABEL if finds_classes else None,
         )
-        targets = pool.targets(y, inputs, of_targets)
+        targets = reader.targets(y, inputs, of_targets)
         mark_missing_labels(targets, classes, as_loss(settings.loss))
         return targets
 
     targets = read_targets(found)
     counted = None
     if settings.choice is not None:
-        counted = steps_to_learn_from(inputs, targets, weight, pool)
+        counted = steps_to_learn_from(inputs, targets, weight, reader)
     return ReadData(
-        pool,
+        reader,
         schema,
         inputs,
         weight,
@@ -161,7 +166,7 @@ def _classes(
     earlier: TargetCodec | None,
     inputs: Inputs,
     weight: SampleWeight | None,
-    pool: SeriesPool,
+    reader: SeriesReader,
 ) -> np.ndarray | None:
     """Return the classes of the first fit, else the declared ones, else the labels that occur.
 
@@ -192,7 +197,7 @@ def _classes(
             counts &= weight.read(rows.last_steps(), 0, 1)[0] > 0
         return find_classes(labels[:, counts], None)
 
-    classes = pool.classes(find_own_classes, inputs)
+    classes = check_classes(*reader.classes(find_own_classes, inputs))
     return weighted_classes(settings.class_weight, classes)
 
 
@@ -202,7 +207,7 @@ class ReadData:
 
     Attributes
     ----------
-    pool : SeriesPool
+    reader : SeriesReader
     schema : InputSchema
     inputs : Inputs
     weight : SampleWeight or None
@@ -220,7 +225,7 @@ class ReadData:
         See :func:`read_data`.
     """
 
-    pool: SeriesPool
+    reader: SeriesReader
     schema: InputSchema
     inputs: Inputs
     weight: SampleWeight | None
@@ -237,14 +242,14 @@ class ReadData:
         """What the choice of a model depends on."""
         n_classes = None if self.classes is None else len(self.classes)
         segments = _within(self.inputs.segments(), self.counted)
-        return DataSize.of(self.inputs, segments, self.targets, n_classes, self.pool.ranks)
+        return DataSize.of(self.inputs, segments, self.targets, n_classes, self.reader)
 
     def split(self, fraction: object, seed: int, few: int = 1) -> Split:
         """Hold out a fraction of the series, or the last steps of up to ``few``."""
         # only labels can be split in proportion
         labels = None
         if self.classes is not None:
-            labels = _labels_of_series(self.inputs, self.targets, self.pool)
+            labels = _labels_of_series(self.inputs, self.targets, self.reader)
         return hold_out(self.inputs, self.targets, fraction, seed, labels, few, self.counted)
 
     def cut(
@@ -290,7 +295,7 @@ class ReadData:
                 "lengths) or (x, y, sample_weight, lengths, starts)"
             )
         x, y, sample_weight, lengths, starts = [*given, None, None, None][:5]
-        inputs = self.pool.inputs(
+        inputs = self.reader.inputs(
             x,
             # compared with the training data below, whose error tells more
             replace(self.schema, fitted=None, longest=int(self.inputs.all_series().length.max())),
@@ -305,7 +310,7 @@ class ReadData:
             per_series=self.targets.per_series,
             name="validation y",
         )
-        targets = self.pool.targets(y, inputs, schema_of_targets)
+        targets = self.reader.targets(y, inputs, schema_of_targets)
         for of_training, of_validation in (
             (self.inputs.series, inputs.series),
             (self.targets.series, targets.series),
@@ -317,15 +322,15 @@ class ReadData:
                 )
         series = self.inputs.all_series().length
         has_lengths = bool(series.min() < series.max())
-        weight = self.pool.weight(sample_weight, inputs, beside_lengths=has_lengths)
+        weight = self.reader.weight(sample_weight, inputs, beside_lengths=has_lengths)
         mark_missing_labels(targets, codec.classes, loss)
-        return ReadData(self.pool, self.schema, inputs, weight, targets)
+        return ReadData(self.reader, self.schema, inputs, weight, targets)
 
     def _without_beginnings(self, blocks: Iterable[LossBlock]) -> np.ndarray:
         """Return the classes without labels that occur nowhere but in the burn-in of folds."""
         classes = self.classes
         assert classes is not None
-        counts = self.pool.total(count_classes(blocks, len(classes)))
+        counts = self.reader.total(count_classes(blocks, len(classes)))
         return check_classes(classes[counts > 0], int(counts.sum()))
 
     def _codec(self, settings: Settings, blocks: Callable[[], Iterable[LossBlock]]) -> TargetCodec:
@@ -346,7 +351,7 @@ class ReadData:
             )
         scale = None
         if settings.scale_target and len(targets.series) == 1:
-            scale = TargetScale.of(targets.series[0], blocks(), self.pool.moments)
+            scale = TargetScale.of(targets.series[0], blocks(), self.reader.moments)
         return TargetCodec(classes, scale, targets.per_series, targets.ndim, of_class)
 
     def _weights_of_classes(
@@ -359,7 +364,7 @@ class ReadData:
         return weights_of_classes(
             class_weight,
             classes,
-            lambda: self.pool.total(count_classes(blocks(), len(classes))),
+            lambda: self.reader.total(count_classes(blocks(), len(classes))),
         )
 
     def _count_outputs(
@@ -373,7 +378,7 @@ class ReadData:
         if not others and isinstance(loss, SeqLoss) and loss.classes and y.kind == "int":
             own = [values[has_loss].max(initial=-1) for (values,), (has_loss,), *_ in blocks()]
             # The largest label may occur on one rank only.
-            return 1 + max(self.pool.ranks.allgather(int(max(own, default=-1))))
+            return 1 + max(self.reader.gather(int(max(own, default=-1))))
         counts: int | tuple[int, ...] = feature_counts(self.targets.series)
         return counts
 
@@ -454,7 +459,7 @@ class ReadData:
                 inputs.own(segments).without_first(spec.burn_in),
                 targets.series,
                 mask_per_output=mask_per_output,
-                add_up=self.pool.total,
+                add_up=self.reader.total,
             )
 
         windows = SequenceWindows(
@@ -690,7 +695,7 @@ def _hold_out_series(whole: Segments, n_held: int, seed: int, labels: np.ndarray
     )
 
 
-def _labels_of_series(inputs: Inputs, targets: Targets, pool: SeriesPool) -> np.ndarray | None:
+def _labels_of_series(inputs: Inputs, targets: Targets, reader: SeriesReader) -> np.ndarray | None:
     """Return the label of each series of all ranks; None if labels belong to steps."""
     array = targets.series[0].array
     shards = inputs.shards
@@ -699,7 +704,7 @@ def _labels_of_series(inputs: Inputs, targets: Targets, pool: SeriesPool) -> np.
         return None
     # of one target per series, at its last step, the source has it at all steps
     labels = array.source[0, :, 0] if targets.per_series else np.asarray(array[0, :, 0])
-    return labels if shards is None else shards.in_common_order(pool.ranks.allgather(labels))
+    return labels if shards is None else shards.in_common_order(reader.gather(labels))
 
 
 def _can_stratify(labels: np.ndarray, n_held: int) -> bool:

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from fluxutils_py.data import SequenceWindows, SeriesArray
+from fluxutils_py.data.digest import shapes_and_digests
 from fluxutils_py.errors import DataError, ShapeError, SpecError, warn
 from fluxutils_py.estimator.building import (
     build_model,
@@ -31,7 +32,6 @@ from fluxutils_py.estimator.estimator_settings import (
     describe_minibatches,
     whole_batchsize,
 )
-from fluxutils_py.estimator.fingerprint import shapes_and_digests
 from fluxutils_py.estimator.fit_data import FitData, ReadData, read_data, spec_of_call
 from fluxutils_py.estimator.fit_warnings import (
     warn_few_updates,
@@ -47,7 +47,7 @@ from fluxutils_py.estimator.resuming import restore_newest, saved_minibatch_size
 from fluxutils_py.estimator.same_fit import course_of_fit, require_same_fit, require_same_inputs
 from fluxutils_py.estimator.spec import Spec, read_spec
 from fluxutils_py.inputs.inputs import feature_counts
-from fluxutils_py.inputs.sharded_data import SeriesPool, ranks_of_call
+from fluxutils_py.inputs.sharded_data import reader_of
 from fluxutils_py.nn.compiling import compile_arguments, compiled
 from fluxutils_py.nn.copying import deep_copy
 from fluxutils_py.nn.losses import SeqLoss
@@ -61,6 +61,7 @@ from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.nn.states import recurrent_layers, reset
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.parallel.launcher import local_rank
+from fluxutils_py.parallel.rank_group import ranks_of_call
 from fluxutils_py.reporting.progress import EpochLog, ProgressBar, progress_hook, say_stage
 from fluxutils_py.sklearn_callbacks import ATTRIBUTE, begin_fit, hooks_of
 from fluxutils_py.training import Checkpointer, EarlyStopping, Loop
@@ -182,7 +183,7 @@ def begun_fit(
             sample_weight,
             lengths,
             starts,
-            pool=SeriesPool(ranks if sharded else RankGroup()),
+            reader=reader_of(ranks, sharded),
             validation_data=validation_data,
             classes=classes,
             earlier=None if parts is None else parts.codec,
@@ -307,7 +308,7 @@ class Training:
     ) -> None:
         settings = data.settings
         spec = data.spec
-        progress = progress_hook(settings.verbose)
+        progress = None if settings.verbose is False else progress_hook(settings.verbose)
         self.rng = rng
         self.resume = earlier is not None
         self.compile = None
@@ -602,7 +603,7 @@ def begin_attributes(est: SeriesEstimator, training: Training) -> None:
         scheduler=None if data.spec.schedule_follows_length else training.scheduler,
         n_steps=n_steps,
         choice=data.settings.choice,
-        data=shapes_and_digests(data),
+        data=shapes_and_digests(data.windows, data.validation),
         longest=longest,
     )
     if training.resume:
@@ -749,7 +750,7 @@ def run_evaluate(
             sample_weight,
             lengths,
             starts,
-            pool=SeriesPool(ranks if sharded else RankGroup()),
+            reader=reader_of(ranks, sharded),
             earlier=parts.codec,
         )
         data = read.cut(settings, spec, whole_batchsize(settings, ranks.size))

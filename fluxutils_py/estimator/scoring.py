@@ -19,10 +19,11 @@ from fluxutils_py.estimator.fitting import run_evaluate
 from fluxutils_py.estimator.predicting import BlockPredictor
 from fluxutils_py.estimator.spec import read_spec
 from fluxutils_py.inputs.moments import Moments, moments
-from fluxutils_py.inputs.sharded_data import SeriesPool, ranks_of_call
+from fluxutils_py.inputs.sharded_data import reader_of
 from fluxutils_py.inputs.targets import MISSING_LABEL
 from fluxutils_py.nn.losses import Loss, SeqLoss, as_loss
 from fluxutils_py.parallel import RankGroup
+from fluxutils_py.parallel.rank_group import ranks_of_call
 from fluxutils_py.training.predictor import Prediction
 
 
@@ -44,8 +45,8 @@ def run_score(
         check_is_fitted(est, "model_")
         parts = est.fitted_parts_
         schema = input_schema(est, settings, parts)
-        pool = SeriesPool(ranks if sharded else RankGroup())
-        inputs = pool.inputs(x, schema, starts=starts, lengths=lengths)
+        reader = reader_of(ranks, sharded)
+        inputs = reader.inputs(x, schema, starts=starts, lengths=lengths)
         spec = read_spec(settings.spec)
         # with shards, each rank predicts all of its own series
         together = RankGroup() if sharded else ranks
@@ -59,11 +60,11 @@ def run_score(
             per_series=parts.codec.per_series,
             unknown=-1,  # a label that training never had counts as predicted wrong
         )
-        targets = pool.targets(y, inputs, schema_of_targets).series
+        targets = reader.targets(y, inputs, schema_of_targets).series
         segments = inputs.whole()
-        weight = pool.weight(sample_weight, inputs)
+        weight = reader.weight(sample_weight, inputs)
         if weight is not None:
-            weight = weight.normalized(segments, targets, mask_per_output=True, add_up=pool.total)
+            weight = weight.normalized(segments, targets, mask_per_output=True, add_up=reader.total)
         loss = as_loss(settings.loss)
         missing = _missing_label(settings, loss, targets)
         if missing is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import numbers
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any, TypeVar
@@ -297,7 +297,9 @@ def _reject_misspelt(fields: dict[str, Any], others: list[str]) -> None:
 
 def spec_fields(spec: Any) -> dict[str, Any]:
     """Return the fields of a spec of any form."""
-    fields = None if is_sequence(spec) else children(spec)  # a mapping, namedtuple or dataclass
+    if isinstance(spec, Mapping):
+        return dict(spec)
+    fields = None if is_sequence(spec) else children(spec)  # a namedtuple or dataclass
     if fields is not None:
         return fields
     if isinstance(spec, type | str | bytes | numbers.Number | list | tuple | set):

@@ -457,9 +457,7 @@ def fit_models(
     # not est.fit, which warns of few updates: their number is chosen here
     # a mask of no step would only cost time
     same_length = of_segments or (lengths == lengths[0]).all()
-    run_fit(
-        est, x, y, lengths=None if same_length else lengths, validation_data=data.validation
-    )
+    run_fit(est, x, y, lengths=None if same_length else lengths, validation_data=data.validation)
     for member in est.model_.members:
         # no series has targets so far ahead
         member.forget_steps(int(lengths.max()) - 1)

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fluxutils_py import Estimator, EstimatorClassifier, SequenceRegressor
+from fluxutils_py import Estimator, EstimatorClassifier
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import SpecError
 from fluxutils_py.estimator.estimator_settings import (
