@@ -15,7 +15,6 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fluxutils_py.estimator.estimator_settings import Settings
 from fluxutils_py.estimator.fitted_parts import FittedParts
 from fluxutils_py.estimator.fitting import run_evaluate, run_fit
 from fluxutils_py.estimator.model_export import export
@@ -23,7 +22,7 @@ from fluxutils_py.estimator.nested_parameters import HtmlReprMixin
 from fluxutils_py.estimator.persistence import load_estimator, save_estimator
 from fluxutils_py.estimator.predicting import run_predict
 from fluxutils_py.estimator.scoring import run_score
-from fluxutils_py.estimator.spec import explains_arguments
+from fluxutils_py.estimator.spec import Settings, explains_arguments
 from fluxutils_py.estimator.streaming import EstimatorStream
 from fluxutils_py.estimator.watched_stream import Watch, watched_stream
 from fluxutils_py.nn.parameters import Freeze

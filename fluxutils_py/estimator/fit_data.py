@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,10 +16,9 @@ from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.weights import LossBlock, loss_blocks
 from fluxutils_py.errors import ShapeError, SpecError
 from fluxutils_py.estimator.building import require_stored
-from fluxutils_py.estimator.estimator_settings import Settings
 from fluxutils_py.estimator.fit_choice import DataSize
 from fluxutils_py.estimator.last_targets import steps_to_learn_from
-from fluxutils_py.estimator.spec import Spec, read_spec
+from fluxutils_py.estimator.spec import Settings, Spec, read_spec
 from fluxutils_py.inputs.inputs import Inputs, InputSchema, feature_counts
 from fluxutils_py.inputs.labels import (
     LabelEncoder,
@@ -42,6 +41,7 @@ from fluxutils_py.inputs.targets import (
 from fluxutils_py.nn.losses import Loss, SeqLoss, as_loss, takes_weights
 from fluxutils_py.validation import check_integer
 
+SCALINGS = ("weak", "strong")
 MIN_WINDOWS_PER_FOLD = 8  # with fewer windows in a fold, its state would be useless
 
 
@@ -711,3 +711,71 @@ def _can_stratify(labels: np.ndarray, n_held: int) -> bool:
     """Return whether both parts can contain each label."""
     counts = np.unique(labels, return_counts=True)[1]
     return bool(counts.min() > 1) and len(counts) <= min(n_held, len(labels) - n_held)
+
+
+# -- how many series a minibatch has ---------------------------------------------------------------
+
+
+def whole_batchsize(
+    settings: Settings, n_ranks: int, saved: Mapping[str, Any] | None = None
+) -> int:
+    """Return the number of series in a minibatch over all ranks.
+
+    ``saved`` is :func:`minibatch_size` in the checkpoint that the fit continues from. With weak
+    scaling and the same ``batchsize`` as then, the whole minibatch stays as it was, whatever the
+    number of ranks.
+
+    Raises
+    ------
+    SpecError
+        If ``scaling`` is neither ``"weak"`` nor ``"strong"``.
+    """
+    scaling = settings.scaling
+    if scaling not in SCALINGS:
+        raise SpecError(
+            "scaling must be 'weak' (batchsize counts the series on each rank) or 'strong' (in "
+            f"the whole minibatch), got {scaling!r}"
+        )
+    batchsize = read_spec(settings.spec).batchsize
+    # with strong scaling, a minibatch has the same size on any number of ranks
+    if scaling == "strong":
+        return batchsize
+    # restoring the checkpoint of a different fit raises the error
+    if saved is not None and (saved["scaling"], saved["batchsize"]) == (scaling, batchsize):
+        return int(saved["whole"])
+    return batchsize * n_ranks
+
+
+def minibatch_size(settings: Settings, windows: SequenceWindows) -> dict[str, Any]:
+    """Return the size of minibatches, as a checkpoint holds it."""
+    return {
+        "scaling": settings.scaling,
+        "batchsize": read_spec(settings.spec).batchsize,
+        "whole": windows.batchsize,
+    }
+
+
+def describe_minibatches(settings: Settings, windows: SequenceWindows, n_ranks: int) -> str | None:
+    """Return a line such as ``4 ranks train on minibatches of 32 series, 8 on each rank``; None
+    where it goes without saying.
+    """
+    resumed = windows.batchsize != whole_batchsize(settings, n_ranks)
+    if n_ranks == 1 and not resumed:
+        return None
+    rows = windows.segments
+    whole = min(windows.batchsize, len(rows))  # a small data set makes one minibatch
+    least, remainder = divmod(whole, n_ranks)
+    each = f"{least} on each rank"
+    if windows.shards is not None:
+        each = "each rank on its own"
+    elif remainder:
+        each = f"{least} or {least + 1} on each rank"
+    quantity = f"all {whole}" if whole == len(rows) else str(whole)
+    minibatches = f"{quantity} {'pieces of series' if rows.folds > 1 else 'series'}"
+    batchsize = read_spec(settings.spec).batchsize
+    why = f"batchsize={batchsize}, scaling={settings.scaling!r}"
+    if resumed:
+        why += f", which continues with the {windows.batchsize} of its checkpoint"
+    if n_ranks == 1:
+        return f"this process trains on minibatches of {minibatches} ({why})"
+    return f"{n_ranks} ranks train on minibatches of {minibatches}, {each} ({why})"

@@ -26,13 +26,14 @@ from fluxutils_py.estimator.building import (
     make_generator,
     require_gradients,
 )
-from fluxutils_py.estimator.estimator_settings import (
-    Settings,
-    as_callbacks,
+from fluxutils_py.estimator.fit_data import (
+    FitData,
+    ReadData,
     describe_minibatches,
+    read_data,
+    spec_of_call,
     whole_batchsize,
 )
-from fluxutils_py.estimator.fit_data import FitData, ReadData, read_data, spec_of_call
 from fluxutils_py.estimator.fit_warnings import (
     warn_few_updates,
     warn_nothing_learnt,
@@ -45,9 +46,10 @@ from fluxutils_py.estimator.fit_warnings import (
 from fluxutils_py.estimator.fitted_parts import FittedParts, SeriesEstimator, input_schema
 from fluxutils_py.estimator.resuming import restore_newest, saved_minibatch_size, with_checkpoints
 from fluxutils_py.estimator.same_fit import course_of_fit, require_same_fit, require_same_inputs
-from fluxutils_py.estimator.spec import Spec, read_spec
-from fluxutils_py.inputs.inputs import feature_counts
-from fluxutils_py.inputs.sharded_data import reader_of
+from fluxutils_py.estimator.spec import Settings, Spec, read_spec
+from fluxutils_py.inputs.inputs import InputSchema, feature_counts
+from fluxutils_py.inputs.sharded_data import sharded_reader
+from fluxutils_py.inputs.targets import SeriesReader
 from fluxutils_py.nn.compiling import compile_arguments, compiled
 from fluxutils_py.nn.copying import deep_copy
 from fluxutils_py.nn.losses import SeqLoss
@@ -66,8 +68,9 @@ from fluxutils_py.reporting.progress import EpochLog, ProgressBar, progress_hook
 from fluxutils_py.sklearn_callbacks import ATTRIBUTE, begin_fit, hooks_of
 from fluxutils_py.training import Checkpointer, EarlyStopping, Loop
 from fluxutils_py.training.early_stopping import MostUpdates, Schedule, Validation
+from fluxutils_py.training.hooks import as_callbacks
 from fluxutils_py.training.make_optimizer import make_scheduler
-from fluxutils_py.training.tensor_batches import TensorBatches, first_steps
+from fluxutils_py.training.minibatch import TensorBatches, first_steps
 from fluxutils_py.training.window_step import WindowStep, differentiate_windows, evaluate_windows
 
 SHORT_FLOATS = {"float16", "float32", "bool"}  # data for which parameters are float32
@@ -175,15 +178,18 @@ def begun_fit(
         if earlier is None and has_checkpointers(callbacks):
             saved = saved_minibatch_size(callbacks, ranks)
         spec_of_call(settings, epochs, is_fit)  # raises its errors before anything is read
+        schema = InputSchema(type(est).__name__, settings.n_timesteps)
+        if parts is not None:
+            schema = input_schema(est, settings, parts)
         data = read_data(
             settings,
-            input_schema(est, settings, parts),
+            schema,
             x,
             y,
             sample_weight,
             lengths,
             starts,
-            reader=reader_of(ranks, sharded),
+            reader=sharded_reader(ranks) if sharded else SeriesReader(),
             validation_data=validation_data,
             classes=classes,
             earlier=None if parts is None else parts.codec,
@@ -750,7 +756,7 @@ def run_evaluate(
             sample_weight,
             lengths,
             starts,
-            reader=reader_of(ranks, sharded),
+            reader=sharded_reader(ranks) if sharded else SeriesReader(),
             earlier=parts.codec,
         )
         data = read.cut(settings, spec, whole_batchsize(settings, ranks.size))

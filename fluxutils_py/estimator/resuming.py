@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fluxutils_py.errors import LoadError
-from fluxutils_py.estimator.estimator_settings import minibatch_size
 from fluxutils_py.estimator.fingerprint import (
     SHARDS,
     changed_data,
@@ -15,6 +14,7 @@ from fluxutils_py.estimator.fingerprint import (
     join_differences,
     requested_identity,
 )
+from fluxutils_py.estimator.fit_data import minibatch_size
 from fluxutils_py.estimator.fitted_parts import SeriesEstimator
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.training import Checkpointer

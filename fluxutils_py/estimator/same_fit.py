@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from fluxutils_py.data.digest import digest_arrays
 from fluxutils_py.errors import RankError, warn
-from fluxutils_py.estimator.estimator_settings import Settings, as_callbacks
 from fluxutils_py.estimator.fingerprint import sample_digests, shared_identity
-from fluxutils_py.estimator.spec import read_spec
+from fluxutils_py.estimator.spec import Settings, read_spec
 from fluxutils_py.inputs.inputs import Inputs
 from fluxutils_py.parallel import RankGroup
-from fluxutils_py.training.hooks import Hooks
+from fluxutils_py.training.hooks import Hooks, as_callbacks
 from fluxutils_py.versions import installed_version
 
 if TYPE_CHECKING:

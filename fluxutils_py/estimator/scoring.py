@@ -12,15 +12,14 @@ from sklearn.utils.validation import check_is_fitted
 from fluxutils_py.data import SampleWeight, SeriesArray
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, ShapeError
-from fluxutils_py.estimator.estimator_settings import Settings
 from fluxutils_py.estimator.fit_data import target_schema
 from fluxutils_py.estimator.fitted_parts import SeriesEstimator, input_schema
 from fluxutils_py.estimator.fitting import run_evaluate
 from fluxutils_py.estimator.predicting import BlockPredictor
-from fluxutils_py.estimator.spec import read_spec
+from fluxutils_py.estimator.spec import Settings, read_spec
 from fluxutils_py.inputs.moments import Moments, moments
-from fluxutils_py.inputs.sharded_data import reader_of
-from fluxutils_py.inputs.targets import MISSING_LABEL
+from fluxutils_py.inputs.sharded_data import sharded_reader
+from fluxutils_py.inputs.targets import MISSING_LABEL, SeriesReader
 from fluxutils_py.nn.losses import Loss, SeqLoss, as_loss
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.parallel.rank_group import ranks_of_call
@@ -45,7 +44,7 @@ def run_score(
         check_is_fitted(est, "model_")
         parts = est.fitted_parts_
         schema = input_schema(est, settings, parts)
-        reader = reader_of(ranks, sharded)
+        reader = sharded_reader(ranks) if sharded else SeriesReader()
         inputs = reader.inputs(x, schema, starts=starts, lengths=lengths)
         spec = read_spec(settings.spec)
         # with shards, each rank predicts all of its own series

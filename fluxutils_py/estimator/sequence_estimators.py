@@ -21,11 +21,10 @@ from fluxutils_py.errors import SpecError
 from fluxutils_py.estimator.building import require_single_input_and_output
 from fluxutils_py.estimator.conformal import Calibration, check_level
 from fluxutils_py.estimator.estimator import Estimator
-from fluxutils_py.estimator.estimator_settings import Settings
 from fluxutils_py.estimator.fit_choice import DataSize, FitChoice
 from fluxutils_py.estimator.fitted_parts import FittedParts
 from fluxutils_py.estimator.predicting import run_predict
-from fluxutils_py.estimator.spec import Spec, explains_arguments, read_spec
+from fluxutils_py.estimator.spec import Settings, Spec, explains_arguments, read_spec
 from fluxutils_py.estimator.trial_fits import run_auto_fit
 from fluxutils_py.inputs.target_codec import TargetScale
 from fluxutils_py.nn import (

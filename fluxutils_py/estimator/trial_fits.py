@@ -13,12 +13,12 @@ import numpy as np
 from fluxutils_py.errors import DataError, ShapeError, SpecError, warn
 from fluxutils_py.estimator.calibrating import HeldOut
 from fluxutils_py.estimator.conformal import Calibration
-from fluxutils_py.estimator.estimator_settings import Settings, whole_batchsize
 from fluxutils_py.estimator.fit_choice import FitChoice
-from fluxutils_py.estimator.fit_data import FitData, spec_of_call
+from fluxutils_py.estimator.fit_data import FitData, spec_of_call, whole_batchsize
 from fluxutils_py.estimator.fit_warnings import warn_one_class, warn_single_steps
 from fluxutils_py.estimator.fitting import BegunFit, Training, begun_fit, no_groups, train
 from fluxutils_py.estimator.same_fit import require_same_fit
+from fluxutils_py.estimator.spec import Settings
 from fluxutils_py.inputs.inputs import Inputs
 from fluxutils_py.nn.closed_form_model import closed_form_parts, is_closed_form
 from fluxutils_py.nn.model_windows import takes_gaps

@@ -19,7 +19,6 @@ from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, RankError, warn
 from fluxutils_py.estimator import Estimator, Spec
 from fluxutils_py.estimator.building import build_model
-from fluxutils_py.estimator.estimator_settings import as_callbacks
 from fluxutils_py.estimator.fitting import run_fit
 from fluxutils_py.estimator.sequence_estimators import CELLS
 from fluxutils_py.forecasting.calibration import HeldOutEnd, learn_correction, walk_held_out_end
@@ -70,6 +69,7 @@ from fluxutils_py.frames.panel import Columns, Panel
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.reporting.progress import say_stage
 from fluxutils_py.sklearn_callbacks import hooks_of
+from fluxutils_py.training.hooks import as_callbacks
 from fluxutils_py.training.loop import Loop
 from fluxutils_py.training.make_optimizer import adamw
 

@@ -252,6 +252,6 @@ class _TargetForm(_Form):
         return Targets(tuple(SeriesArray(a, name) for a in arrays), self.per_series, self.ndim)
 
 
-def reader_of(ranks: RankGroup, sharded: bool) -> SeriesReader:
-    """Return what reads the series of a call."""
-    return ShardedReader(ranks) if sharded and not ranks.is_single else SeriesReader()
+def sharded_reader(ranks: RankGroup) -> SeriesReader:
+    """Return what reads the series of a call with ``sharded=True``."""
+    return SeriesReader() if ranks.is_single else ShardedReader(ranks)

@@ -21,7 +21,7 @@ from fluxutils_py.data.views import SequenceView, TimestepsView
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.inputs.inputs import InputLayout, Inputs, InputSchema
 from fluxutils_py.inputs.moments import WeightedBlock
-from fluxutils_py.inputs.sharded_data import reader_of
+from fluxutils_py.inputs.sharded_data import sharded_reader
 from fluxutils_py.inputs.single_steps import read_step, series_indices
 from fluxutils_py.inputs.targets import SeriesReader
 from fluxutils_py.nn.precision import undisturbed
@@ -484,7 +484,7 @@ def pool_of_call(
         for name, value in {**transformer.get_params(deep=False), **arguments}.items():
             texts |= describe(name, value)
         ranks.require_equal(texts)
-        yield reader_of(ranks, sharded)
+        yield sharded_reader(ranks)
 
 
 def read_blocks(series: SeriesArray, inputs: Inputs) -> Iterator[tuple[slice, slice, np.ndarray]]:

@@ -11,7 +11,7 @@ from fluxutils_py import samples
 from fluxutils_py.errors import DataError, RankError
 from fluxutils_py.inputs.inputs import InputSchema
 from fluxutils_py.inputs.moments import Moments
-from fluxutils_py.inputs.sharded_data import ShardedReader, is_empty, reader_of
+from fluxutils_py.inputs.sharded_data import ShardedReader, is_empty, sharded_reader
 from fluxutils_py.inputs.targets import TargetSchema
 from fluxutils_py.parallel import RankGroup
 
@@ -148,7 +148,7 @@ def test_sums_labels_and_moments_are_of_all_ranks():
 
 
 def test_one_process_reads_as_ever():
-    reader = reader_of(RankGroup(), True)
+    reader = sharded_reader(RankGroup())
     inputs = reader.inputs(X, SCHEMA)
     assert inputs.shards is None
     assert inputs.all_series().series.tolist() == list(range(7))

@@ -7,7 +7,7 @@ import pytest
 from fluxutils_py import Estimator, EstimatorClassifier
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import SpecError
-from fluxutils_py.estimator.estimator_settings import (
+from fluxutils_py.estimator.fit_data import (
     describe_minibatches,
     minibatch_size,
     whole_batchsize,
