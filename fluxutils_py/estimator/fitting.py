@@ -65,10 +65,10 @@ from fluxutils_py.parallel import RankGroup
 from fluxutils_py.parallel.launcher import local_rank
 from fluxutils_py.reporting.progress import EpochLog, ProgressBar, progress_hook, say_stage
 from fluxutils_py.sklearn_callbacks import begin_fit, hooks_of, nothing
-from fluxutils_py.training import Checkpointer, EarlyStopping, Loop
+from fluxutils_py.training import Checkpointer, Loop
 from fluxutils_py.training.closed_form_fit import FixedTask, fit_fixed_parts
 from fluxutils_py.training.closed_form_step import ClosedFormStep
-from fluxutils_py.training.early_stopping import MostUpdates, Schedule, Validation
+from fluxutils_py.training.early_stopping import EarlyStopping, MostUpdates, Schedule, Validation
 from fluxutils_py.training.make_optimizer import make_scheduler
 from fluxutils_py.training.tensor_batches import TensorBatches, first_steps
 from fluxutils_py.training.window_step import WindowStep, differentiate_windows, evaluate_windows

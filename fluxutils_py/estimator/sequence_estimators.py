@@ -113,7 +113,7 @@ class EstimatorClassifier(ClassifierMixin, Estimator):
       (K, N, T) for ``(F, N, T)``; one row of K columns per series or sample; rows of K * T or
       K * N columns for views with a label per step.
     - ``score`` is the accuracy, pooled over series and time. For metrics and displays of
-      scikit-learn, :func:`fluxutils_py.flatten_steps` makes vectors of labels per step.
+      scikit-learn, :func:`fluxutils_py.estimator.flatten_steps` makes vectors of labels per step.
 
     With labels at each step, and in streams, steps without any input, or outside a series, have NaN
     as probabilities; their labels mean nothing. With one label per series, ``predict`` and

@@ -24,12 +24,12 @@ from sklearn.preprocessing import StandardScaler
 from fluxutils_py import (
     EstimatorClassifier,
     SequenceScaler,
-    flatten_steps,
     net2vec,
     samples,
     timesteps,
 )
 from fluxutils_py.errors import DataError, ShapeError
+from fluxutils_py.estimator import flatten_steps
 from tests.plain_networks import plain_classifier, plain_regressor
 
 F, N, T = 2, 11, 13
