@@ -426,7 +426,7 @@ def test_labels_that_are_held_out_are_classes_too(seed):
     """A rare one, and one that comes late in time, may be among them alone."""
     rare = LABELS.astype("<U5")
     rare[4] = "rare"
-    settings = {**SMALL, "early_stopping": True, "validation_fraction": 0.3, "random_state": seed}
+    settings = {**SMALL, "early_stopping": True, "random_state": seed}
     assert plain_classifier(**settings).fit(X, rare).classes_.tolist() == ["a", "b", "rare"]
     late = np.full((1, N, T), "early")
     late[:, :, -1] = "late"
