@@ -22,13 +22,11 @@ from fluxutils_py.errors import SpecError
 from fluxutils_py.estimator.building import require_single_input_and_output
 from fluxutils_py.estimator.conformal import Calibration, check_level
 from fluxutils_py.estimator.estimator import Estimator
-from fluxutils_py.estimator.estimator_settings import Settings
 from fluxutils_py.estimator.fit_choice import DataSize, FitChoice
-from fluxutils_py.estimator.fit_data import FitRequest
 from fluxutils_py.estimator.fitted_parts import FittedParts
 from fluxutils_py.estimator.nested_parameters import View, view
 from fluxutils_py.estimator.predicting import run_predict
-from fluxutils_py.estimator.spec import NAMES, Spec, explains_arguments, read_spec
+from fluxutils_py.estimator.spec import NAMES, Settings, Spec, explains_arguments, read_spec
 from fluxutils_py.estimator.trial_fits import run_auto_fit
 from fluxutils_py.inputs.target_codec import TargetScale
 from fluxutils_py.nn import (
@@ -49,7 +47,6 @@ from fluxutils_py.nn import (
 )
 from fluxutils_py.nn.closed_form_model import kernel_model, lag_model
 from fluxutils_py.nn.ready_made import MEANS, linear_plus_network, mean_model, plain_network
-from fluxutils_py.sklearn_callbacks import within_callbacks
 from fluxutils_py.training.make_optimizer import adamw
 from fluxutils_py.validation import check_integer, check_positive
 
@@ -146,8 +143,7 @@ class EstimatorClassifier(ClassifierMixin, Estimator):
         hold all of them.
         """
         series = (x, y, sample_weight, lengths, starts, sharded)
-        request = FitRequest(*series, epochs=1, classes=classes, resume=True)
-        within_callbacks(self, self._run_fit)(self, request)
+        self._fitting()(self, *series, epochs=1, classes=classes, resume=True)
         return self
 
     predict_proba = _output_method(
