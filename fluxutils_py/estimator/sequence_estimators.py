@@ -406,7 +406,7 @@ class _SequenceEstimator(Estimator):
 
     def _maker(self, cell: Any, choice: FitChoice) -> Callable[..., nn.Module]:
         """Return the function that makes a model with ``cell``."""
-        linear = {"n_lags": choice.n_lags, "has_statistics": choice.has_statistics}
+        linear: dict[str, Any] = {"n_lags": choice.n_lags, "has_statistics": choice.has_statistics}
         if isinstance(cell, str) and cell == "kernels":
             return partial(kernel_model, size=choice.n_kernels)
         if isinstance(cell, str) and cell == "linear":
@@ -446,7 +446,7 @@ class _SequenceEstimator(Estimator):
         if not self._may_be_auto("lr"):
             check_positive("lr", self.lr, error=SpecError)
         if not self._may_be_auto("dropout"):
-            _check_range("dropout", self.dropout, 1)
+            _check_dropout(self.dropout)
         for name in ("early_stopping", "scale_target"):
             value = getattr(self, name, False)  # only the regressor has scale_target
             if not isinstance(value, bool | np.bool_):
@@ -497,12 +497,11 @@ class _SequenceEstimator(Estimator):
         return {**vars(Spec()), **IN_SPEC}
 
 
-def _check_range(name: str, value: object, most: float) -> None:
-    """Raise SpecError unless a value is a number from 0 to ``most``."""
+def _check_dropout(value: object) -> None:
     # bool is a number for Python, and NaN is in no range
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not is_number or not 0 <= float(value) <= most:  # type: ignore[arg-type]
-        raise SpecError(f"{name} must be a number from 0 to {most}, got {value!r}")
+    if not is_number or not 0 <= float(value) <= 1:  # type: ignore[arg-type]
+        raise SpecError(f"dropout must be a number from 0 to 1, got {value!r}")
 
 
 def _is_auto(value: object) -> bool:
