@@ -66,8 +66,8 @@ from fluxutils_py.parallel.launcher import local_rank
 from fluxutils_py.parallel.rank_group import ranks_of_call
 from fluxutils_py.reporting.progress import EpochLog, ProgressBar, progress_hook, say_stage
 from fluxutils_py.sklearn_callbacks import ATTRIBUTE, begin_fit, hooks_of
-from fluxutils_py.training import Checkpointer, EarlyStopping, Loop
-from fluxutils_py.training.early_stopping import Schedule
+from fluxutils_py.training import Checkpointer, Loop
+from fluxutils_py.training.early_stopping import EarlyStopping, Schedule
 from fluxutils_py.training.hooks import as_callbacks
 from fluxutils_py.training.make_optimizer import make_scheduler
 from fluxutils_py.training.minibatch import TensorBatches, first_steps

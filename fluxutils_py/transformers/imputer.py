@@ -13,7 +13,7 @@ from torch import Tensor
 from fluxutils_py.data import SeriesArray
 from fluxutils_py.data.filling import ForwardFilled, forward_fill
 from fluxutils_py.errors import ShapeError
-from fluxutils_py.exporting import InitialState
+from fluxutils_py.exporting.steps import InitialState
 from fluxutils_py.inputs.inputs import Inputs
 from fluxutils_py.inputs.moments import FeatureModule, empty_result, moments
 from fluxutils_py.inputs.targets import SeriesReader

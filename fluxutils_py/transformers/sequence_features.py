@@ -15,7 +15,7 @@ from fluxutils_py.data.arrays import read_block
 from fluxutils_py.data.filling import ForwardFilled
 from fluxutils_py.data.indexing import Index
 from fluxutils_py.data.lazy import DerivedArray
-from fluxutils_py.exporting import InitialState
+from fluxutils_py.exporting.steps import InitialState
 from fluxutils_py.inputs.inputs import Inputs
 from fluxutils_py.inputs.targets import SeriesReader
 from fluxutils_py.nn.time_features import ExponentialMeans, Lags, RollingStatistics
