@@ -18,8 +18,7 @@ from fluxutils_py.errors import LoadError
 from fluxutils_py.estimator.bounded_building import build_bounded, compare_parameters
 from fluxutils_py.estimator.building import NotStored, build_model, check_device, require_stored
 from fluxutils_py.estimator.conformal import Calibration
-from fluxutils_py.estimator.fit_choice import FitChoice
-from fluxutils_py.estimator.fitted_parts import FittedParts
+from fluxutils_py.estimator.fitted_parts import FitChoice, FittedParts
 from fluxutils_py.estimator.nested_parameters import parameter_names
 from fluxutils_py.estimator.serialization import (
     LOSSES,
