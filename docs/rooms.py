@@ -25,7 +25,7 @@ FOLDERS = [
         "exporting",
         "steps",
     ),
-    *("reporting", "parallel", "nn", "data", "data/hdf5", ""),
+    *("reporting", "parallel", "nn", "nn/kernels", "data", "data/hdf5", ""),
 ]
 SECTION = re.compile(r"(?<=^## Files\n\n).*?(?=^## )", re.DOTALL | re.MULTILINE)
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fluxutils_py.nn.cells import FLSTMCell, HFGRUCell, MGUCell, SGRUCell, SMGUCell, _Cell
-from fluxutils_py.nn.native import State
+from fluxutils_py.nn.kernels.recurrence import State
 from fluxutils_py.nn.recurrent import Recur
 from fluxutils_py.nn.sizes import check_probability
 from fluxutils_py.validation import check_integer

@@ -11,10 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fluxutils_py.nn import native
 from fluxutils_py.nn.activations import psigmoid, ptanh
-from fluxutils_py.nn.native import State
-from fluxutils_py.nn.native_layers import run_cell
+from fluxutils_py.nn.kernels.modules import run_cell
+from fluxutils_py.nn.kernels.recurrence import LSTM, Cell, State
 from fluxutils_py.nn.precision import as_float32, without_autocast
 from fluxutils_py.nn.scan import scan_gru, scan_lstm
 from fluxutils_py.tree import tree_map
@@ -135,7 +134,7 @@ class _Cell(nn.Module):
         """Compute a step (B, n_in) or a window (S, B, n_in) by the native kernels; None where they
         do not apply.
         """
-        kernel = native.Cell(self.kernel, self.n_states, self.x_blocks, self.h_blocks, self.formula)
+        kernel = Cell(self.kernel, self.n_states, self.x_blocks, self.h_blocks, self.formula)
         parameters = self._parameters
         bias = parameters.get("bias")
         if bias is None:  # it is computed, such as under torch's parametrizations
@@ -228,7 +227,7 @@ class FLSTMCell(_Approximate):
     # of an instance, because it depends on the activations
     @property
     def kernel(self) -> int:  # type: ignore[override]
-        return native.LSTM.number if self.exact else 4
+        return LSTM.number if self.exact else 4
 
     def reset_parameters(self) -> None:
         super().reset_parameters()

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.autograd import Function
 
 from fluxutils_py.errors import ShapeError
-from fluxutils_py.nn import kernels
-from fluxutils_py.nn.native import kernel_error
-from fluxutils_py.nn.native_layers import PLAIN, is_transformed
+from fluxutils_py.nn.kernels.library import VERSION, Library, library_in_use, n_threads
+from fluxutils_py.nn.kernels.modules import PLAIN, is_transformed
+from fluxutils_py.nn.kernels.recurrence import kernel_error
 
 TYPES = {
     torch.float32: 0,
@@ -89,7 +89,7 @@ def linear_recurrence(a: Tensor, b: Tensor, h0: Tensor | None = None) -> Tensor:
     if is_transformed():
         return _chunked(a, b, h0)
     tensors = (a, b, h0)
-    library = kernels.library() if all(map(_is_plain, tensors)) else None
+    library = library_in_use() if all(map(_is_plain, tensors)) else None
     contiguous = (None if t is None else _resolve_lazy(t) for t in tensors)
     result: Tensor = _LinearRecurrence.apply(library, *contiguous)
     return result
@@ -177,7 +177,7 @@ class _LinearRecurrence(Function):
     @staticmethod
     def forward(
         ctx: Any,
-        library: kernels.Library | None,
+        library: Library | None,
         a: Tensor,
         b: Tensor,
         h0: Tensor | None,
@@ -217,7 +217,7 @@ def later_products(a: Tensor) -> Tensor:
     a = a.detach()
     ones = torch.zeros_like(a)
     ones[-1] = 1
-    library = kernels.library() if _is_plain(a) and not is_transformed() else None
+    library = library_in_use() if _is_plain(a) and not is_transformed() else None
     if library is None:
         factors = torch.cat([torch.zeros_like(a[:1]), a.flip(0)[:-1]])
         return linear_recurrence(factors, ones.flip(0)).flip(0)
@@ -243,15 +243,14 @@ class _Tensors(NamedTuple):
 
 
 def _call_lib(
-    library: kernels.Library,
+    library: Library,
     function: Callable[[bytes], int],
     tensors: _Tensors,
 ) -> None:
     a = tensors.a
     dtype = tensors.h.dtype
     S, B, H = tensors.h.shape
-    n_threads = kernels.n_threads()
-    head = (kernels.VERSION, TYPES[dtype], library.isa, n_threads, S, B, H)
+    head = (VERSION, TYPES[dtype], library.isa, n_threads(), S, B, H)
     # strides of a: 0 where one factor is for all steps, or for all series
     between_steps = a.shape[1] * H if len(a) == S else 0
     between_series = H if a.shape[1] == B else 0

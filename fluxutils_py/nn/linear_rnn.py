@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from fluxutils_py.nn import kernels
+from fluxutils_py.nn.kernels.library import library_in_use
+from fluxutils_py.nn.kernels.modules import is_intercepted, is_plain, run_cell
+from fluxutils_py.nn.kernels.recurrence import Cell, State, last_state_slopes
 from fluxutils_py.nn.linear_recurrence import later_products, linear_recurrence
-from fluxutils_py.nn.native import Cell, State, last_state_slopes
-from fluxutils_py.nn.native_layers import is_intercepted, is_plain, run_cell
 from fluxutils_py.nn.recurrent import Recur, Sensitivity
 from fluxutils_py.nn.sizes import check_features, set_sizes
 
@@ -148,7 +148,7 @@ class _GatedRecurrence(nn.Module):
         """Return the derivatives of the last state with respect to the sums (S, B, blocks H) of
         gates and candidate, which they may replace, and the product of a over all steps.
         """
-        library = kernels.library()
+        library = library_in_use()
         tensors = (sums, past.outputs, past.first)
         if library is not None and all(t is None or is_plain(t) for t in tensors):
             found = last_state_slopes(library, self.kernel, sums, past.outputs, past.first)

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.modules.loss import _Loss
 
 from fluxutils_py.errors import DataError, ShapeError
+from fluxutils_py.nn.kernels.modules import is_intercepted
 from fluxutils_py.nn.model_windows import output_remedy, run_window
-from fluxutils_py.nn.native_layers import is_intercepted
 from fluxutils_py.nn.precision import as_float32
 
 __all__ = ["seqloss"]

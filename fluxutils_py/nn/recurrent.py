@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from fluxutils_py.errors import ShapeError
-from fluxutils_py.nn import native_layers
-from fluxutils_py.nn.native import State
+from fluxutils_py.nn.kernels.modules import is_intercepted, run_module
+from fluxutils_py.nn.kernels.recurrence import State
 from fluxutils_py.nn.precision import as_float32, computes_recurrence, without_autocast
 
 TORCH_LAYERS = (nn.RNNBase, nn.RNNCellBase)  # made once: a union takes longer to make than to ask
@@ -144,7 +144,7 @@ class Recur(nn.Module):
         """
         m = self.module
         # hooks would not see what is computed
-        return hasattr(type(m), "run_exactly") and not native_layers.is_intercepted(m)
+        return hasattr(type(m), "run_exactly") and not is_intercepted(m)
 
     def empty_state(self) -> tuple[Tensor, ...] | None:
         """Return the state of zero series, whose tensors show count and shape; None if only a run
@@ -276,7 +276,7 @@ class Recur(nn.Module):
         module: Any = self._modules["module"]
         if self.carries_sensitivity:
             return self._run_diagonal(x)
-        result = native_layers.run(module, x, self.state)
+        result = run_module(module, x, self.state)
         if result is not None:
             # a module's own way takes a microsecond, at every step
             y, self.__dict__["state"] = result

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from fluxutils_py.nn.kernels import SWITCH, VERSION, Library, n_threads
+from fluxutils_py.nn.kernels.library import SWITCH, VERSION, Library, n_threads
 
 # bytes of a block; malloc keeps smaller ones well, and returns larger ones
 SMALLEST = 1 << 20
@@ -303,7 +303,7 @@ class _Recurrence(Function):
         return None, None, *grads
 
 
-# Without a check for transforms of functorch at every step: native_layers has made sure that there
+# Without a check for transforms of functorch at every step: modules.py has made sure that there
 # are none.
 _apply = super(Function, _Recurrence).apply
 

@@ -10,9 +10,8 @@ from torch import _C, Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.modules import module as hooks
 
-from fluxutils_py.nn import kernels
-from fluxutils_py.nn.kernels import Library
-from fluxutils_py.nn.native import (
+from fluxutils_py.nn.kernels.library import Library, library_in_use
+from fluxutils_py.nn.kernels.recurrence import (
     GRU,
     LSTM,
     RELU_RNN,
@@ -31,7 +30,7 @@ PLAIN = (Tensor, nn.Parameter)
 _CELL_WEIGHTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
 
-def run(module: nn.Module, x: Tensor, state: State | None) -> tuple[Tensor, State] | None:
+def run_module(module: nn.Module, x: Tensor, state: State | None) -> tuple[Tensor, State] | None:
     """Return outputs and state of ``module(x, state)`` from the native kernels; None if torch has
     to compute them.
 
@@ -52,7 +51,7 @@ def run(module: nn.Module, x: Tensor, state: State | None) -> tuple[Tensor, Stat
     if plan is None:
         by_kernel = getattr(type(module), "by_kernel", None)  # a cell of FluxUtils.jl
         return None if by_kernel is None else by_kernel(module, x, state)
-    library = kernels.library()
+    library = library_in_use()
     # a hook or a transform would not see what the kernels compute
     if library is None or is_intercepted(module):
         return None
@@ -285,7 +284,7 @@ def run_cell(
     weights: Weights,
     form: float | Tensor = 0.0,
 ) -> tuple[Tensor, State] | None:
-    """Return outputs and state of a cell, as :func:`native_layers.run` does; None if torch has to
+    """Return outputs and state of a cell, as :func:`run_module` does; None if torch has to
     compute them.
 
     Parameters
@@ -296,11 +295,11 @@ def run_cell(
     x : Tensor of shape (S, B, F) or (B, F)
     state : as the cell takes it, or None
     weights : (w_x, w_h, b_x, b_h)
-        As :func:`native.recurrence` takes them.
+        As :func:`recurrence` takes them.
     form : float
         The number that the formula depends on, besides its tensors.
     """
-    library = kernels.library()
+    library = library_in_use()
     if library is None or "kernel" not in vars(type(cell)) or is_intercepted(cell):
         return None
     bfloat16 = False

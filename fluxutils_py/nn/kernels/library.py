@@ -20,7 +20,7 @@ import torch
 from fluxutils_py.errors import warn
 
 VERSION = 6  # of the interface that csrc/kernels.h declares
-PATH = Path(__file__).with_name("_kernels.so")
+PATH = Path(__file__).parents[1] / "_kernels.so"  # beside this folder
 SWITCH = "FLUXUTILS_KERNELS"
 ISAS = {"avx2": 1, "avx512": 2, "neon": 3}
 AVX512_BF16 = 4  # beside avx512: it multiplies bfloat16
@@ -173,7 +173,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_load_again)
 
 
-def library() -> Library | None:
+def library_in_use() -> Library | None:
     """Return the library, or None if torch's layers are to be used."""
     if not _use.loaded:
         _use.load()
@@ -197,7 +197,7 @@ def n_threads() -> int:
 
 def kernels_in_use() -> str:
     """Describe the instruction set of the native kernels, or why torch's layers are used."""
-    lib = library()
+    lib = library_in_use()
     if lib is not None:
         return f"native kernels, {lib.isa_name}"
     return f"torch's layers: {_use.reason or 'switched off by native_kernels(False)'}"
