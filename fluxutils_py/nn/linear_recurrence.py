@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from struct import Struct
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -187,7 +187,7 @@ class _LinearRecurrence(Function):
             h = _chunked(a, b, h0)
         else:
             h = torch.empty_like(b)
-            _call_lib(library, library.linear_forward, _Tensors(a, b, h0, h))
+            _call(library, library.linear_forward, a, b, h0, h)
         ctx.save_for_backward(a, h0, h)
         return h
 
@@ -201,8 +201,7 @@ class _LinearRecurrence(Function):
         db = torch.empty_like(h)
         dh0 = torch.empty_like(h[0]) if of_h0 else None
         dh = _resolve_lazy(dh)
-        pointers = _Tensors(a, None, h0, h, dh, da, db, dh0)
-        _call_lib(ctx.library, ctx.library.linear_backward, pointers)
+        _call(ctx.library, ctx.library.linear_backward, a, None, h0, h, dh, da, db, dh0)
         return None, da, db, dh0
 
 
@@ -225,36 +224,28 @@ def later_products(a: Tensor) -> Tensor:
     # is conjugate
     a = _resolve_lazy(a.conj())
     products = torch.empty_like(a)
-    _call_lib(library, library.linear_backward, _Tensors(a, None, None, a, ones, None, products))
+    _call(library, library.linear_backward, a, None, None, a, ones, None, products)
     return products
 
 
-class _Tensors(NamedTuple):
-    """The tensors of a call of the library, in its order."""
-
-    a: Tensor
-    b: Tensor | None
-    h0: Tensor | None
-    h: Tensor
-    dh: Tensor | None = None
-    da: Tensor | None = None
-    db: Tensor | None = None
-    dh0: Tensor | None = None
-
-
-def _call_lib(
+def _call(
     library: Library,
     function: Callable[[bytes], int],
-    tensors: _Tensors,
+    a: Tensor,
+    b: Tensor | None,
+    h0: Tensor | None,
+    h: Tensor,
+    dh: Tensor | None = None,
+    da: Tensor | None = None,
+    db: Tensor | None = None,
+    dh0: Tensor | None = None,
 ) -> None:
-    a = tensors.a
-    dtype = tensors.h.dtype
-    S, B, H = tensors.h.shape
-    head = (VERSION, TYPES[dtype], library.isa, n_threads(), S, B, H)
+    S, B, H = h.shape
+    head = (VERSION, TYPES[h.dtype], library.isa, n_threads(), S, B, H)
     # strides of a: 0 where one factor is for all steps, or for all series
     between_steps = a.shape[1] * H if len(a) == S else 0
     between_series = H if a.shape[1] == B else 0
-    addresses = [0 if t is None else t.data_ptr() for t in tensors]
+    addresses = [0 if t is None else t.data_ptr() for t in (a, b, h0, h, dh, da, db, dh0)]
     code = function(_CALL.pack(*head, between_steps, between_series, *addresses))
     if code:
         raise kernel_error(code)

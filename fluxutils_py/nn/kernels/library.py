@@ -63,8 +63,7 @@ class Library:
         self.linear_forward = lib.fluxutils_linear_forward
         self.linear_backward = lib.fluxutils_linear_backward
         self.causal_kernels = lib.fluxutils_causal_kernels
-        # a library that was built before has none
-        self.slopes = getattr(lib, "fluxutils_slopes", None)
+        self.slopes = lib.fluxutils_slopes
         for function in (
             self.forward,
             self.backward,
@@ -73,8 +72,6 @@ class Library:
             self.causal_kernels,
             self.slopes,
         ):
-            if function is None:
-                continue
             function.argtypes = [ctypes.c_char_p]
             function.restype = ctypes.c_int32
         # a step takes a structure that stays where it is, by its address

@@ -224,7 +224,7 @@ def _forward(
 
 def last_state_slopes(
     library: Library, cell: int, sums: Tensor, y: Tensor, h0: Tensor | None
-) -> tuple[Tensor, Tensor] | None:
+) -> tuple[Tensor, Tensor]:
     """Compute how the last state of a diagonal cell depends on the sums of each step, unit by unit.
 
     Parameters
@@ -235,17 +235,15 @@ def last_state_slopes(
     sums : Tensor of shape (S, B, blocks H)
         Of its gates and its candidate; contiguous, and replaced by the result.
     y : Tensor of shape (S, B, H)
-        Its outputs.
+        Its outputs, not empty.
     h0 : Tensor of shape (B, H) or None
 
     Returns
     -------
-    tuple of Tensor, or None if the library cannot
+    tuple of Tensor
         Derivatives of each unit's last state with respect to its sums (S, B, blocks H), and to its
         first state (B, H).
     """
-    if library.slopes is None or not y.numel():
-        return None
     y = y.contiguous()
     h0 = None if h0 is None else h0.contiguous()
     S, B, H = y.shape
