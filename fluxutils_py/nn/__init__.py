@@ -2,7 +2,7 @@
 
 from fluxutils_py.nn.attention import SlidingWindowAttention
 from fluxutils_py.nn.causal_kernels import CausalKernels
-from fluxutils_py.nn.cell_layers import FLSTM, HFGRU, MGU, SGRU, SMGU
+from fluxutils_py.nn.cells import FLSTM, HFGRU, MGU, SGRU, SMGU
 from fluxutils_py.nn.convolution import TCN, CausalConv1d
 from fluxutils_py.nn.kernels.library import native_kernels
 from fluxutils_py.nn.layers import BatchNorm, GaussianNoise, RNNStack
