@@ -252,7 +252,8 @@ class FLSTMCell(_Cell):
 
     def _scan(self, x: Tensor, state: Any) -> tuple[Tensor, State]:
         if not self.exact:
-            y, h, c = scan_lstm(x, *state, self.weight_ih, self.weight_hh, self.bias)
+            h, c = state
+            y, h, c = scan_lstm(x, h, c, self.weight_ih, self.weight_hh, self.bias)
             return y, (h, c)
         ys = []  # nn.LSTM computes the same, and is faster than any scan here
         for step in x.unbind():

@@ -110,7 +110,7 @@ class _GatedRecurrence(nn.Module):
         cell = Cell(self.kernel, 1, self.n_blocks, 0, self._step)
         return run_cell(self, cell, x, state, weights)
 
-    # -- gradients that reach beyond a window, see nn/sensitivities.py -----------------------------
+    # -- gradients that reach beyond a window, see nn/states.py -----------------------------
 
     def first_sensitivity(self, n_series: int, with_initial: bool) -> Sensitivity:
         """Return the sensitivity of the initial state: to the weights (B, F, blocks H), to the
@@ -426,7 +426,7 @@ class _DiagonalRecurrence(nn.Module):
             y = torch.addmm(skip_rows, h_rows, self.weight_out.T)
         return y.view(*x.shape[:2], self.n_out), h
 
-    # -- gradients that reach beyond a window, see nn/sensitivities.py -----------------------------
+    # -- gradients that reach beyond a window, see nn/states.py -----------------------------
 
     def first_sensitivity(self, n_series: int, with_initial: bool) -> Sensitivity:
         """Return the sensitivity of the initial state: to nu_log, theta_log and gamma_log (B, 3,

@@ -18,7 +18,7 @@ TORCH_LAYERS = (nn.RNNBase, nn.RNNCellBase)  # made once: a union takes longer t
 _BATCH_DIMS = {nn.LSTM: 1, nn.GRU: 1, nn.RNN: 1}  # of the states of the commonest modules
 
 
-# derivatives of a state with respect to the layer's parameters, see nn/sensitivities.py; axis 0 is
+# derivatives of a state with respect to the layer's parameters, see nn/states.py; axis 0 is
 # the batch
 Sensitivity = tuple[Tensor, ...]
 
@@ -140,7 +140,7 @@ class Recur(nn.Module):
     @property
     def is_diagonal(self) -> bool:
         """Whether each unit's state depends on the unit's own past alone, so that the inner module
-        can carry how it depends on the unit's parameters; see ``nn/sensitivities.py``.
+        can carry how it depends on the unit's parameters; see ``nn/states.py``.
         """
         m = self.module
         # hooks would not see what is computed

@@ -19,8 +19,8 @@ from fluxutils_py.nn.model_windows import (
     run_window,
     takes_windows,
 )
+from fluxutils_py.nn.parameters import net2vec
 from fluxutils_py.nn.states import reset, states
-from fluxutils_py.nn.vectors import net2vec
 
 # torch says so once in a process, for whichever test is first to run such a layer in float32
 pytestmark = pytest.mark.filterwarnings(
