@@ -104,14 +104,13 @@ class Recur(nn.Module):
                 )
         self.module = module
         self.state = None
-        self.form: int | None = (
-            None  # of the last state: 0 for one tensor, n for a tuple of n; None before the first
-        )
+        # of the last state: 0 for one tensor, n for a tuple of n; None before the first
+        self.form: int | None = None
         self._mark: int | None = None  # steps until the state is to be noted, see mark()
         self._marked: State | None = None
         self.trainable_init = bool(trainable_init)
         if self.trainable_init:
-            self.initial_state = _InitialState(self._zero_state())
+            self.initial_state = nn.ParameterList(self._zero_state())
 
     # -- what kind of module is inside -------------------------------------------------------------
 
@@ -367,13 +366,6 @@ class Recur(nn.Module):
             self.module.flatten_parameters()
 
 
-class _InitialState(nn.ParameterList):
-    """The trained initial state of a layer."""
-
-    def extra_repr(self) -> str:
-        return ", ".join(str(tuple(p.shape)) for p in self)
-
-
 class _Ready(Recur):
     """A Recur around a torch layer that it builds itself."""
 
@@ -394,18 +386,17 @@ class _Ready(Recur):
         super().__init__(
             self.layer(n_in, n_out, num_layers, dropout=dropout, bias=bias), trainable_init
         )
-        self.n_in, self.n_out, self.num_layers, self.dropout, self.bias = (
-            n_in,
-            n_out,
-            num_layers,
-            dropout,
-            bias,
-        )
+        self.n_in = n_in
+        self.n_out = n_out
+        self.num_layers = num_layers
+        self.dropout = dropout
+        self.bias = bias
 
 
-_READY_DOC = """{name} that carries its state.
+class LSTM(_Ready):
+    """LSTM that carries its state.
 
-    The same as ``Recur(nn.{name}(n_in, n_out, num_layers, dropout=dropout))``.
+    The same as ``Recur(nn.LSTM(n_in, n_out, num_layers, dropout=dropout))``.
 
     Parameters
     ----------
@@ -428,23 +419,34 @@ _READY_DOC = """{name} that carries its state.
 
     Examples
     --------
-    >>> {name}(3, 5, num_layers=2)(torch.zeros(7, 4, 3)).shape
+    >>> LSTM(3, 5, num_layers=2)(torch.zeros(7, 4, 3)).shape
     torch.Size([7, 4, 5])
     """
 
-
-class LSTM(_Ready):
-    __doc__ = _READY_DOC.format(name="LSTM")
     layer = nn.LSTM
 
 
 class GRU(_Ready):
-    __doc__ = _READY_DOC.format(name="GRU")
+    """GRU that carries its state, with the arguments of :class:`LSTM`.
+
+    The same as ``Recur(nn.GRU(n_in, n_out, num_layers, dropout=dropout))``.
+
+    >>> GRU(3, 5, num_layers=2)(torch.zeros(7, 4, 3)).shape
+    torch.Size([7, 4, 5])
+    """
+
     layer = nn.GRU
 
 
 class RNN(_Ready):
-    __doc__ = _READY_DOC.format(name="RNN")
+    """RNN that carries its state, with the arguments of :class:`LSTM`.
+
+    The same as ``Recur(nn.RNN(n_in, n_out, num_layers, dropout=dropout))``.
+
+    >>> RNN(3, 5, num_layers=2)(torch.zeros(7, 4, 3)).shape
+    torch.Size([7, 4, 5])
+    """
+
     layer = nn.RNN
 
 
