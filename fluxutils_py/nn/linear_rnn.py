@@ -193,14 +193,12 @@ class _MinGRU(_GatedRecurrence):
     kernel = 9
 
     @staticmethod
-    def coefficients(*blocks: Tensor) -> tuple[Tensor, Tensor]:
-        gate, candidate = blocks
+    def coefficients(gate: Tensor, candidate: Tensor) -> tuple[Tensor, Tensor]:
         z = torch.sigmoid(gate)
         return 1 - z, z * candidate
 
     @staticmethod
-    def slopes(*blocks: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-        gate, away = blocks
+    def slopes(gate: Tensor, away: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
         z = gate.sigmoid_()
         kept = 1 - z
         later = later_products(kept)
@@ -215,15 +213,13 @@ class _MinLSTM(_GatedRecurrence):
     kernel = 10
 
     @staticmethod
-    def coefficients(*blocks: Tensor) -> tuple[Tensor, Tensor]:
-        forget, write, candidate = blocks
+    def coefficients(forget: Tensor, write: Tensor, candidate: Tensor) -> tuple[Tensor, Tensor]:
         # f / (f + i), also where both are 0 in floating point
         keep = torch.sigmoid(F.logsigmoid(forget) - F.logsigmoid(write))
         return keep, torch.addcmul(candidate, keep, candidate, value=-1)
 
     @staticmethod
-    def slopes(*blocks: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-        forget, write, away = blocks
+    def slopes(forget: Tensor, write: Tensor, away: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
         keep = torch.sigmoid(F.logsigmoid(forget) - F.logsigmoid(write))
         later = later_products(keep)
         product = keep[0] * later[0]
