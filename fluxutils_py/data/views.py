@@ -11,7 +11,14 @@ from typing import Any, Self
 import h5py
 import numpy as np
 
-from fluxutils_py.data.arrays import DuckArray, Names, as_three_axes, get_feature_names
+from fluxutils_py.data.arrays import (
+    DuckArray,
+    Names,
+    as_three_axes,
+    get_feature_names,
+    is_list_of_series,
+    require_list_of_series,
+)
 from fluxutils_py.data.hdf5.h5lazy import H5Lazy
 from fluxutils_py.data.indexing import Index, compose_index, contiguous_runs, parse_index
 from fluxutils_py.data.lazy import (
@@ -21,7 +28,6 @@ from fluxutils_py.data.lazy import (
     preserve_features,
     select,
 )
-from fluxutils_py.data.ragged import is_list_of_series, require_list_of_series
 from fluxutils_py.data.series import check_source
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.validation import check_integer

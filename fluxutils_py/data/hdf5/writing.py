@@ -168,33 +168,26 @@ def _collect(path: str, mapping: object, prefix: str, arrays: dict[str, Any]) ->
     return arrays
 
 
-def _names_by_name(path: str, arrays: dict[str, Any], given: object) -> dict[str, Names]:
+def _names_by_name(path: str, arrays: dict[str, Any], given: Any) -> dict[str, Names]:
     """Return feature names by array: those given, else those that the array itself has."""
-    arrays = {name: array for name, array in arrays.items() if array is not None}
-    names = {name: get_feature_names(array) for name, array in arrays.items()}
-    of_arrays = {} if given is None else _of_arrays(path, arrays, given)
-    for name, value in of_arrays.items():
+    names = {name: get_feature_names(a) for name, a in arrays.items() if a is not None}
+    if given is not None and not isinstance(given, Mapping):  # of the only array with features
+        candidates = [name for name in names if len(arrays[name].shape) == 3]
+        if len(candidates) != 1:
+            raise H5DataError(
+                f"{path}: feature_names must say of which array they are, as {{'x': [...]}}, where "
+                f"{len(candidates)} arrays have three axes"
+            )
+        given = {candidates[0]: given}
+    for name, value in (given or {}).items():
         key = str(name).strip("/")
-        if key not in arrays:
+        if key not in names:
             raise H5DataError(
                 f"{path}: feature_names are given for {name!r}, which is not among the arrays to "
-                f"save: {', '.join(arrays)}"
+                f"save: {', '.join(names)}"
             )
         names[key] = check_names(value, arrays[key].shape, describe(path, key))
     return {name: value for name, value in names.items() if value is not None}
-
-
-def _of_arrays(path: str, arrays: dict[str, Any], given: Any) -> Mapping[str, Any]:
-    """Return given feature names by array; a list is of the only array with features."""
-    if isinstance(given, Mapping):
-        return given
-    candidates = [name for name, array in arrays.items() if len(array.shape) == 3]
-    if len(candidates) != 1:
-        raise H5DataError(
-            f"{path}: feature_names must say of which array they are, as {{'x': [...]}}, where "
-            f"{len(candidates)} arrays have three axes"
-        )
-    return {candidates[0]: given}
 
 
 def _as_array(value: Any, where: str) -> Any:
@@ -418,10 +411,21 @@ def h5create(
     planned = _plan(path, name, shape, dtype, axes)
     remove_leftovers(os.path.realpath(path))
     with wrap_h5_errors(planned.where, UNCREATABLE):
-        is_new = not os.path.exists(path)
-        # if another process makes the file first, that one's is what this process opens
-        if not (is_new and _create_file(planned, sparse)):
-            _add_to_file(planned, exist_ok or is_new, overwrite, sparse)
+        if not os.path.exists(path):
+            # if another process makes the file first, that one's is what this process opens
+            exist_ok = True
+            with (
+                contextlib.suppress(FileExistsError),
+                atomic_path(path, replace=False) as new,
+                open(new, "r+b") as file,
+            ):
+                _add_dataset(file.fileno(), planned, sparse)
+        # reading is possible while others read
+        if not _can_keep(planned, exist_ok, overwrite):
+            with _locked_file(path) as descriptor:
+                # another process may have added it since
+                if not _can_keep(planned, exist_ok, overwrite, locking=False):
+                    _add_dataset(descriptor, planned, sparse)
     return h5mmap(path, name, mode="r+")
 
 
@@ -463,27 +467,6 @@ def _plan(path: str, name: str, shape: Any, dtype: DTypeLike, axes: str) -> _Pla
             "real numbers, one axis or more, and less than 2**62 bytes"
         )
     return planned
-
-
-def _create_file(planned: _PlannedDataset, sparse: bool) -> bool:
-    """Create a file with the dataset; False if another process has made the file meanwhile."""
-    try:
-        with atomic_path(planned.path, replace=False) as new, open(new, "r+b") as file:
-            _add_dataset(file.fileno(), planned, sparse)
-    except FileExistsError:
-        return False
-    return True
-
-
-def _add_to_file(planned: _PlannedDataset, exist_ok: bool, overwrite: bool, sparse: bool) -> None:
-    """Add the dataset to an existing file, or use the one that is there."""
-    # reading is possible while others read
-    if _can_keep(planned, exist_ok, overwrite):
-        return
-    with _locked_file(planned.path) as descriptor:
-        # another process may have added it since
-        if not _can_keep(planned, exist_ok, overwrite, locking=False):
-            _add_dataset(descriptor, planned, sparse)
 
 
 @contextlib.contextmanager
@@ -618,27 +601,14 @@ def _add_dataset(descriptor: int, planned: _PlannedDataset, sparse: bool) -> Non
         # of a file that keeps a list of what is free, which may hold any numbers
         for at in range(offset, min(offset + planned.n_bytes, end), BLOCK_BYTES):
             os.pwrite(descriptor, bytes(min(BLOCK_BYTES, offset + planned.n_bytes - at)), at)
-        _make_room(descriptor, planned, changes.size, None if sparse else offset)
+        os.ftruncate(descriptor, changes.size)
+        if not sparse:
+            take_room(descriptor, offset, planned.n_bytes, planned.where)
         changes.append(end)
     except BaseException:
         os.ftruncate(descriptor, end)
         raise
     changes.patch(end)
-
-
-def _make_room(descriptor: int, planned: _PlannedDataset, size: int, offset: int | None) -> None:
-    """Make a file longer, and have the disk give a dataset all of its room, unless its offset is
-    None.
-    """
-    try:
-        os.ftruncate(descriptor, size)
-    except OSError as error:
-        raise H5DataError(
-            f"{planned.where} cannot be created: the file system accepts no file of {size} bytes "
-            f"({error.strerror})"
-        ) from error
-    if offset is not None:
-        take_room(descriptor, offset, planned.n_bytes, planned.where)
 
 
 def take_room(descriptor: int, offset: int, n_bytes: int, where: str) -> None:
