@@ -223,27 +223,40 @@ def inspect_sources(
     """Return the datasets to join, with a part for each file, and what to copy whole, with its
     first file.
     """
-    files: list[dict[str, Part | None]] = []  # None for a dataset that can only be copied
+    joined: dict[str, list[Part]] = {}
     copied: dict[str, str] = {}
-    for path in paths:
+    values: dict[str, Any] = {}  # of datasets that can only be copied
+    holders: dict[str, list[int]] = {}  # which files have a dataset
+    for i, path in enumerate(paths):
         with open_file(path) as file, wrap_h5_errors(path):
-            parts: dict[str, Part | None] = {}
             for name in names or file:
                 item = get_object(file, path, name)
                 if isinstance(item, h5py.Group):
                     copied.setdefault(name, path)
-                elif _can_be_joined(item, dims):
-                    parts[name] = _read_part(item, path, name, axes)
-                else:
-                    _require_same(item, path, copied.setdefault(name, path), name, dims)
-                    parts[name] = None
-            files.append(parts)
+                    continue
+                holders.setdefault(name, []).append(i)
+                if _can_be_joined(item, dims):
+                    joined.setdefault(name, []).append(_read_part(item, path, name, axes))
+                    continue
+                value = item[()]
+                if not _equal_values(values.setdefault(name, value), value):
+                    raise H5DataError(
+                        f"{describe(path, name)} is no array of numbers with an axis "
+                        f"{_shown(dims)}, so that it can only be copied, and is not the same as in "
+                        f"{copied[name]}; put it into a group (which is copied from the first file)"
+                        " or leave it out with names=[...]"
+                    )
+                copied.setdefault(name, path)
         update(1)
-    joined = {}
-    for name in dict.fromkeys(name for parts in files for name in parts):
-        found = _parts_in_all(name, files, paths)
-        if found:
-            joined[name] = found
+    for name, which in holders.items():
+        _require_in_all(name, which, paths)
+        if name in joined and name in values:
+            first = paths[which[0]]
+            other = copied[name] if joined[name][0].path == first else joined[name][0].path
+            raise H5DataError(
+                f"{describe(other, name)} has another type or number of axes than in {first}; "
+                "write it again like that one, or leave it out with names=[...]"
+            )
     if not joined:
         raise H5DataError(
             f"{paths[0]}: no dataset in it has an axis {_shown(dims)} to join along; it holds "
@@ -253,25 +266,22 @@ def inspect_sources(
     return joined, copied
 
 
+def _require_in_all(name: str, holders: list[int], paths: list[str]) -> None:
+    """Raise H5DataError if a dataset is missing in a file."""
+    missing = sorted(set(range(len(paths))) - set(holders))
+    if missing:
+        raise H5DataError(
+            f"{describe(paths[missing[0]], name)} is missing, {paths[holders[0]]} has it; write "
+            "one of NaN there, or leave it out with names=[...]"
+        )
+
+
 def _can_be_joined(dataset: h5py.Dataset, dims: Dims) -> bool:
     return holds_numbers(dataset) and all(-dataset.ndim <= d < dataset.ndim for d in dims)
 
 
 def _shown(dims: Dims) -> str:
     return str(dims[0] if len(dims) == 1 else dims)
-
-
-def _require_same(dataset: h5py.Dataset, path: str, first_path: str, name: str, dims: Dims) -> None:
-    """Check that a dataset that can only be copied is the same in the first file that has it."""
-    with open_file(first_path) as file:
-        first = file[name]
-        is_same = isinstance(first, h5py.Dataset) and _equal_values(first[()], dataset[()])
-    if not is_same:
-        raise H5DataError(
-            f"{describe(path, name)} is no array of numbers with an axis {_shown(dims)}, so that "
-            f"it can only be copied, and is not the same as in {first_path}; put it into a group "
-            "(which is copied from the first file) or leave it out with names=[...]"
-        )
 
 
 def _equal_values(a: Any, b: Any) -> bool:
@@ -296,23 +306,6 @@ def _read_part(dataset: h5py.Dataset, path: str, name: str, axes: str | None) ->
         dataset.id.get_type().copy(),  # it is used after the file was closed
         read_names(dataset, shape[0]) if len(shape) == 3 else None,
     )
-
-
-def _parts_in_all(name: str, files: list[dict[str, Part | None]], paths: list[str]) -> list[Part]:
-    """Return the part in each file; none if the dataset can only be copied."""
-    first = next(i for i, parts in enumerate(files) if name in parts)
-    for path, parts in zip(paths, files, strict=True):
-        if name not in parts:
-            raise H5DataError(
-                f"{describe(path, name)} is missing, {paths[first]} has it; write one of NaN "
-                "there, or leave it out with names=[...]"
-            )
-        if (parts[name] is None) != (files[first][name] is None):
-            raise H5DataError(
-                f"{describe(path, name)} has another type or number of axes than in "
-                f"{paths[first]}; write it again like that one, or leave it out with names=[...]"
-            )
-    return [part for parts in files if (part := parts[name]) is not None]
 
 
 # -- the result ------------------------------------------------------------------------------------
