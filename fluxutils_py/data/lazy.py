@@ -100,11 +100,16 @@ class LazyArray(DuckArray):
         return is_nonblocking(self.source)
 
     @property
+    def keeps_features(self) -> bool:
+        """Whether each feature is in its place in the source, and in the source's own source."""
+        functions: Sequence[Callable[..., np.ndarray]] = self.functions
+        if self.reader is not None:
+            functions = (self.reader, *functions)
+        return preserve_features(functions) and getattr(self.source, "keeps_features", True)
+
+    @property
     def feature_names(self) -> tuple[str, ...] | None:
-        readers = () if self.reader is None else (self.reader,)
-        if not preserve_features((*readers, *self.functions)):
-            return None
-        return get_feature_names(self.source)
+        return get_feature_names(self.source) if self.keeps_features else None
 
     def __repr__(self) -> str:
         return f"{super().__repr__()[:-1]}, of {type(self.source).__name__})"

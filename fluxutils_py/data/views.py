@@ -25,7 +25,6 @@ from fluxutils_py.data.lazy import (
     Function,
     LazyArray,
     as_picklable,
-    preserve_features,
     select,
 )
 from fluxutils_py.data.series import check_source
@@ -143,17 +142,17 @@ class SequenceView(DuckArray):
         change. Names of features stay if it is a ufunc of NumPy, or has an attribute
         ``keeps_features = True``. For several processes it must be picklable.
         """
-        names = self._names if preserve_features((function,)) else None
-        array = LazyArray(self.array, functions=(function,))
-        return type(self)(array, self.index, names, self.context)
+        return self.replace(lambda array: LazyArray(array, functions=(function,)))
 
-    def replace(self, make: Callable[[Any], Any]) -> Self:
+    def replace(self, make: Callable[[Any], LazyArray]) -> Self:
         """Return the same rows of another array of the same series and steps, computed by ``make``.
 
         Use it for functions of earlier steps, which :meth:`map` does not see: ``make`` takes the
-        whole array (F, N, T) of the view, and returns an array that reads lazily.
+        whole array (F, N, T) of the view.
         """
-        return type(self)(make(self.array), self.index, self._names, self.context)
+        array = make(self.array)
+        names = self._names if array.keeps_features else None
+        return type(self)(array, self.index, names, self.context)
 
     def _with_index(self, index: Index) -> Self:
         return type(self)(self.array, index, self._names, self.context)

@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from fluxutils_py.data import LazyArray, SampleWeight, SeriesArray
-from fluxutils_py.data.arrays import DuckArray, in_memory, read_block
+from fluxutils_py.data.arrays import in_memory, read_block
 from fluxutils_py.data.blocks import block_slices
 from fluxutils_py.data.indexing import Index
 from fluxutils_py.data.segments import Segments
@@ -177,7 +177,7 @@ def _apply_within(
     return out
 
 
-def _apply_lazily(function: FeatureModule, array: Any, bounds: Segments | None) -> DuckArray:
+def _apply_lazily(function: FeatureModule, array: Any, bounds: Segments | None) -> LazyArray:
     """Apply a function of blocks to an array (F, N, T), or (F, T), when it is read."""
     first = np.zeros(array.shape[1], int) if bounds is None else bounds.start
     result = function.over(array, first)

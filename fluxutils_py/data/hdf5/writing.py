@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import h5py
 import numpy as np
@@ -408,46 +408,32 @@ def h5create(
     """
     path = check_path(path)
     check_name(path, name)
-    planned = _plan(path, name, shape, dtype, axes)
+    new = _check_new(path, name, shape, dtype, axes)
     remove_leftovers(os.path.realpath(path))
-    with wrap_h5_errors(planned.where, UNCREATABLE):
+    with wrap_h5_errors(describe(path, name), UNCREATABLE):
         if not os.path.exists(path):
             # if another process makes the file first, that one's is what this process opens
             exist_ok = True
             with (
                 contextlib.suppress(FileExistsError),
-                atomic_path(path, replace=False) as new,
-                open(new, "r+b") as file,
+                atomic_path(path, replace=False) as temporary,
+                open(temporary, "r+b") as file,
             ):
-                _add_dataset(file.fileno(), planned, sparse)
+                _add_dataset(file.fileno(), path, new, sparse)
         # reading is possible while others read
-        if not _can_keep(planned, exist_ok, overwrite):
+        if not _can_keep(path, new, exist_ok, overwrite):
             with _locked_file(path) as descriptor:
                 # another process may have added it since
-                if not _can_keep(planned, exist_ok, overwrite, locking=False):
-                    _add_dataset(descriptor, planned, sparse)
+                if not _can_keep(path, new, exist_ok, overwrite, locking=False):
+                    _add_dataset(descriptor, path, new, sparse)
     return h5mmap(path, name, mode="r+")
 
 
-class _PlannedDataset(NamedTuple):
-    """What :func:`h5create` was asked for."""
-
-    path: str
-    name: str
-    shape: Shape  # as in the file
-    dtype: np.dtype
-    axes: str | None
-
-    @property
-    def where(self) -> str:
-        return describe(self.path, self.name)
-
-    @property
-    def n_bytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
+# name, shape in the file, type, and order of axes: what allocate() takes
+NewDataset = tuple[str, Shape, np.dtype, str | None]
 
 
-def _plan(path: str, name: str, shape: Any, dtype: DTypeLike, axes: str) -> _PlannedDataset:
+def _check_new(path: str, name: str, shape: Any, dtype: DTypeLike, axes: str) -> NewDataset:
     """Check that there can be an array of real numbers of that shape and type."""
     where = describe(path, name)
     try:
@@ -459,14 +445,13 @@ def _plan(path: str, name: str, shape: Any, dtype: DTypeLike, axes: str) -> _Pla
             f"got {shape!r} and {dtype!r}"
         ) from error
     order = np.argsort(check_axes(axes, len(sizes), where))
-    in_file = tuple(sizes[i] for i in order)
-    planned = _PlannedDataset(path, name, in_file, numpy_type, axes if len(sizes) == 3 else None)
-    if numpy_type.kind not in "fiub" or not sizes or max(planned.n_bytes, *sizes) > LARGEST:
+    n_bytes = math.prod(sizes) * numpy_type.itemsize
+    if numpy_type.kind not in "fiub" or not sizes or max(n_bytes, *sizes) > LARGEST:
         raise H5DataError(
             f"{where}: there can be no array of shape {sizes} of {numpy_type} in a file; expected "
             "real numbers, one axis or more, and less than 2**62 bytes"
         )
-    return planned
+    return name, tuple(sizes[i] for i in order), numpy_type, axes if len(sizes) == 3 else None
 
 
 @contextlib.contextmanager
@@ -494,7 +479,7 @@ def _locked_file(path: str) -> Iterator[int]:
                 return
 
 
-def _can_keep(planned: _PlannedDataset, exist_ok: bool, overwrite: bool, **options: Any) -> bool:
+def _can_keep(path: str, new: NewDataset, exist_ok: bool, overwrite: bool, **options: Any) -> bool:
     """Whether the file has a dataset that can be used in place of a new one.
 
     Raises
@@ -502,16 +487,17 @@ def _can_keep(planned: _PlannedDataset, exist_ok: bool, overwrite: bool, **optio
     H5DataError
         If it has one of that name that can be neither used nor replaced.
     """
-    with contextlib.closing(open_file(planned.path, **options)) as file:
-        if not _name_exists(file, planned.name):
+    name = new[0]
+    with contextlib.closing(open_file(path, **options)) as file:
+        if not _name_exists(file, name):
             return False
         problem = "to write to it pass exist_ok=True or use h5mmap(path, name, mode='r+')"
         if exist_ok:
-            problem = _describe_misfit(file, planned)
+            problem = _describe_misfit(find_dataset(file, path, name), new)
         if problem and not overwrite:
             raise H5DataError(
-                f"{planned.where} exists already; {problem}; pass overwrite=True to put a new one "
-                "in its place"
+                f"{describe(path, name)} exists already; {problem}; pass overwrite=True to put a "
+                "new one in its place"
             )
         return not problem
 
@@ -578,8 +564,9 @@ class _Changes(io.RawIOBase):
             memory.flush()
 
 
-def _add_dataset(descriptor: int, planned: _PlannedDataset, sparse: bool) -> None:
+def _add_dataset(descriptor: int, path: str, new: NewDataset, sparse: bool) -> None:
     """Create the dataset in an open file, in place of what has its name."""
+    name = new[0]
     changes = _Changes(descriptor)
     end = changes.size
     with h5py.File(changes, "r+" if end else "w", **ALIGN) as file:
@@ -588,22 +575,23 @@ def _add_dataset(descriptor: int, planned: _PlannedDataset, sparse: bool) -> Non
             end = changes.size  # HDF5 cuts off what a process that was killed has left
         # while that is open, its room is not used again: maps of it keep its numbers
         replaced = None
-        if _name_exists(file, planned.name):
+        if _name_exists(file, name):
             with contextlib.suppress(KeyError, OSError):  # a link that leads nowhere
-                replaced = file[planned.name]
-            del file[planned.name]
-        dataset = allocate(file, planned.name, planned.shape, planned.dtype, planned.axes)
+                replaced = file[name]
+            del file[name]
+        dataset = allocate(file, *new)
+        n_bytes = int(dataset.nbytes)
         offset = dataset.id.get_offset() or 0
         file.flush()
         del replaced
     try:
         os.ftruncate(descriptor, end)
         # of a file that keeps a list of what is free, which may hold any numbers
-        for at in range(offset, min(offset + planned.n_bytes, end), BLOCK_BYTES):
-            os.pwrite(descriptor, bytes(min(BLOCK_BYTES, offset + planned.n_bytes - at)), at)
+        for at in range(offset, min(offset + n_bytes, end), BLOCK_BYTES):
+            os.pwrite(descriptor, bytes(min(BLOCK_BYTES, offset + n_bytes - at)), at)
         os.ftruncate(descriptor, changes.size)
         if not sparse:
-            take_room(descriptor, offset, planned.n_bytes, planned.where)
+            take_room(descriptor, offset, n_bytes, describe(path, name))
         changes.append(end)
     except BaseException:
         os.ftruncate(descriptor, end)
@@ -639,11 +627,11 @@ def _name_exists(file: h5py.File, name: str) -> bool:
         return name in file
 
 
-def _describe_misfit(file: h5py.File, planned: _PlannedDataset) -> str:
+def _describe_misfit(dataset: h5py.Dataset, new: NewDataset) -> str:
     """Return why a dataset cannot be used instead of a new one; an empty text if it can."""
-    dataset = find_dataset(file, planned.path, planned.name)
-    present = (dataset.shape, numpy_dtype(dataset), planned.axes and dataset.attrs.get("axes"))
-    wanted = (planned.shape, planned.dtype, planned.axes)
+    wanted = new[1:]
+    axes = wanted[-1] and dataset.attrs.get("axes")
+    present = (dataset.shape, numpy_dtype(dataset), axes)
     if present != wanted:
         shown = [
             f"shape {shape} of {dtype} in the order {axes}"
