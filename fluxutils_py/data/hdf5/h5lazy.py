@@ -143,6 +143,9 @@ class H5Lazy(NDArrayOperatorsMixin, DuckArray):
     def close(self) -> None:
         """Close the file in this process. Reading afterwards is an error."""
         self.closed = True
+        self._close_file()
+
+    def _close_file(self) -> None:
         process, dataset = self._handle or (None, None)
         self._handle = None
         if process == os.getpid() and dataset:  # the parent's would give up its lock
@@ -166,13 +169,14 @@ class H5Lazy(NDArrayOperatorsMixin, DuckArray):
             raise H5DataError(
                 f"{describe(self.path, self.name)} was closed; open it again with h5mmap"
             )
-        process, dataset = self._handle or (None, None)
+        handle = self._handle  # read once: other threads may replace it
+        process, dataset = handle or (None, None)
         identity = self._identity
         if process == os.getpid() and dataset:  # not closed through a slice
             return dataset
-        if self._handle is not None and process != os.getpid():
+        if handle is not None and process != os.getpid():
             # the parent has the file open, and may have written to it since
-            _inherited.append(self._handle)
+            _inherited.append(handle)
             identity = current_identity(self.path, identity)
         file = open_file(self.path)
         try:
@@ -216,8 +220,7 @@ class H5Lazy(NDArrayOperatorsMixin, DuckArray):
             os.close(os.open(os.devnull, os.O_RDONLY))
         except OSError as error:
             # a source that HDF5 has not found stays missing while the file is open
-            self.close()
-            self.closed = False
+            self._close_file()
             raise H5DataError(
                 f"{describe(self.path, self.name)} is virtual and needs more files open at once "
                 f"than this process may have ({error.strerror}); raise the limit, as with `ulimit "
