@@ -9,8 +9,7 @@ import numpy as np
 
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.inputs.inputs import Inputs
-from fluxutils_py.inputs.targets import Targets
-from fluxutils_py.parallel import RankGroup
+from fluxutils_py.inputs.targets import SeriesReader, Targets
 
 # Steps in all, beyond which a large network learns from all it sees: it needs neither dropout nor a
 # trial.
@@ -87,7 +86,7 @@ class DataSize:
         segments: Segments,
         targets: Targets,
         n_classes: int | None,
-        ranks: RankGroup,
+        reader: SeriesReader,
     ) -> DataSize:
         return cls(
             n_features=sum(s.F for s in inputs.series),
@@ -96,7 +95,7 @@ class DataSize:
             longest=segments.max_length,
             per_series=targets.per_series,
             n_classes=n_classes,
-            has_symbols=all(ranks.allgather(_reads_symbols(inputs))),
+            has_symbols=all(reader.gather(_reads_symbols(inputs))),
         )
 
 

@@ -4,20 +4,23 @@ first minibatch, and the losses of its epochs.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from fluxutils_py.errors import SingleStepWarning, warn
-from fluxutils_py.estimator.fit_data import Training
 from fluxutils_py.inputs.inputs import Inputs
 from fluxutils_py.nn import Recur
-from fluxutils_py.nn.closed_form_model import is_closed_form
 from fluxutils_py.nn.losses import SeqLoss
 from fluxutils_py.nn.sensitivities import carries, truncated_layers
 from fluxutils_py.nn.states import recurrent_layers
 from fluxutils_py.training.minibatch import Minibatch
+
+if TYPE_CHECKING:
+    from fluxutils_py.estimator.fitting import Training
 
 ENOUGH = 50  # updates; from fewer, a network seldom learns
 WORSE = 1.1  # of the loss of a constant; while it learns from pure noise, a network is about there
@@ -137,7 +140,7 @@ def warn_few_updates(training: Training) -> None:
 
 def watch_scales(training: Training) -> None:
     """Have the first minibatch with a loss warn of values that are too large."""
-    unseen = [training.step.model]
+    unseen = [training.model]
 
     def look(batch: Minibatch) -> None:
         has_loss = batch.index is not None and batch.index.has_loss and batch.n_live != 0
@@ -156,9 +159,7 @@ def watch_targets(training: Training) -> list[list[Tensor]]:
     """
     loss = training.data.loss
     sums: list[list[Tensor]] = []
-    is_short = (
-        training.epochs < 2 or training.n_updates < ENOUGH or is_closed_form(training.step.model)
-    )
+    is_short = training.epochs < 2 or training.n_updates < ENOUGH
     if is_short or not isinstance(loss, SeqLoss) or not loss.knows_constants:
         return sums
 

@@ -29,9 +29,8 @@ from fluxutils_py.exporting.export_files import FORMATS, check_format
 from fluxutils_py.exporting.graph import Gaps
 from fluxutils_py.files import atomic_write
 from fluxutils_py.inputs.moments import Affine
-from fluxutils_py.nn.closed_form_model import takes_gaps
 from fluxutils_py.nn.layers import Elementwise
-from fluxutils_py.nn.model_windows import needs_context
+from fluxutils_py.nn.model_windows import needs_context, takes_gaps
 from fluxutils_py.nn.precision import undisturbed
 from fluxutils_py.parallel import get_communicator
 from fluxutils_py.transformers.sequence_features import SequenceFeatures

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fluxutils_py.data.digest import digest_arrays
 from fluxutils_py.errors import RankError, warn
-from fluxutils_py.estimator.estimator_settings import Settings, as_callbacks
 from fluxutils_py.estimator.fingerprint import sample_digests, shared_identity
-from fluxutils_py.estimator.fit_data import Training
-from fluxutils_py.estimator.spec import read_spec
+from fluxutils_py.estimator.spec import Settings, read_spec
 from fluxutils_py.inputs.inputs import Inputs
 from fluxutils_py.parallel import RankGroup
-from fluxutils_py.training.hooks import Hooks
+from fluxutils_py.training.hooks import Hooks, as_callbacks
 from fluxutils_py.versions import installed_version
+
+if TYPE_CHECKING:
+    from fluxutils_py.estimator.fitting import Training
 
 OF_DATA = ("the shape of", "the dtype of", "the starts")
 
@@ -31,7 +32,7 @@ def require_same_fit(training: Training) -> None:
     ranks = training.loop.ranks
     if ranks.is_single:
         return
-    model = training.step.model
+    model = training.model
     identity = shared_identity(training)
     # data first: its sizes are part of the identity too, and their error names sharded=True
     _require_same_data(training, identity)
@@ -51,7 +52,7 @@ def require_same_fit(training: Training) -> None:
     )
     # initial weights drawn by the user's own code may differ between ranks
     ranks.broadcast(list(model.parameters()) + list(model.buffers()))
-    n_series = min(len(training.data.windows.segments), training.size.whole)
+    n_series = min(len(training.data.windows.segments), training.data.windows.batchsize)
     if n_series < ranks.size and ranks.rank == 0:
         warn(f"{ranks.size} ranks share {n_series} series: some have nothing to do")
 

@@ -21,12 +21,10 @@ from fluxutils_py.errors import SpecError
 from fluxutils_py.estimator.building import require_single_input_and_output
 from fluxutils_py.estimator.conformal import Calibration, check_level
 from fluxutils_py.estimator.estimator import Estimator
-from fluxutils_py.estimator.estimator_settings import Settings
 from fluxutils_py.estimator.fit_choice import DataSize, FitChoice
-from fluxutils_py.estimator.fit_data import FitRequest
 from fluxutils_py.estimator.fitted_parts import FittedParts
 from fluxutils_py.estimator.predicting import run_predict
-from fluxutils_py.estimator.spec import Spec, explains_arguments, read_spec
+from fluxutils_py.estimator.spec import Settings, Spec, explains_arguments, read_spec
 from fluxutils_py.estimator.trial_fits import run_auto_fit
 from fluxutils_py.inputs.target_codec import TargetScale
 from fluxutils_py.nn import (
@@ -47,7 +45,6 @@ from fluxutils_py.nn import (
 )
 from fluxutils_py.nn.closed_form_model import kernel_model, lag_model
 from fluxutils_py.nn.ready_made import MEANS, linear_plus_network, mean_model, plain_network
-from fluxutils_py.sklearn_callbacks import within_callbacks
 from fluxutils_py.training.make_optimizer import adamw
 from fluxutils_py.validation import check_integer, check_positive
 
@@ -144,8 +141,7 @@ class EstimatorClassifier(ClassifierMixin, Estimator):
         hold all of them.
         """
         series = (x, y, sample_weight, lengths, starts, sharded)
-        request = FitRequest(*series, epochs=1, classes=classes, resume=True)
-        within_callbacks(self, self._run_fit)(self, request)
+        self._fitting()(self, *series, epochs=1, classes=classes, resume=True)
         return self
 
     predict_proba = _output_method(
@@ -373,10 +369,10 @@ class _SequenceEstimator(Estimator):
         parts: FittedParts | None = getattr(self, "fitted_parts_", None)
         fitted = None if parts is None else parts.choice
         # before a fit, for checks alone
-        settings = self._settings_of(fitted or FitChoice("linear+lstm"))
-        return dataclasses.replace(settings, choose=self._choose)
+        return self.settings_of(fitted or FitChoice("linear+lstm"))
 
-    def _choose(self, size: DataSize, is_fit: bool) -> FitChoice:
+    def choose(self, size: DataSize, is_fit: bool) -> FitChoice:
+        """Return what "auto" stands for with data of this size; internal."""
         choice = FitChoice.of(self.cell, size, is_fit=is_fit)
         set_by_user = [name for name, value in OF_NETWORKS.items() if getattr(self, name) != value]
         if not (_is_auto(self.cell) and set_by_user):
@@ -384,8 +380,8 @@ class _SequenceEstimator(Estimator):
         cell = NETWORK_FOR.get(choice.cell, choice.cell)
         return dataclasses.replace(FitChoice.of(cell, size), needs_trial=False)
 
-    def _settings_of(self, choice: FitChoice) -> Settings:
-        """Return the settings for a choice of what is "auto"."""
+    def settings_of(self, choice: FitChoice) -> Settings:
+        """Return the settings for a choice of what is "auto"; internal."""
         cell = choice.cell if _is_auto(self.cell) else self.cell
         make = self._maker(cell, choice)
         self._check_arguments()
@@ -413,7 +409,6 @@ class _SequenceEstimator(Estimator):
             opt=partial(adamw, lr=lr, weight_decay=self.weight_decay),
             is_classifier=is_classifier,
             choice=choice,
-            with_choice=self._settings_of,
             **given,
         )
 

@@ -1,11 +1,11 @@
-"""The settings of training: epochs, batchsize, seqsize, and optional ones."""
+"""The settings of training, and all arguments of an estimator with defaults in place of None."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import numbers
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any, TypeVar
@@ -13,8 +13,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fluxutils_py.errors import SpecError, warn
+from fluxutils_py.estimator.building import default_model
+from fluxutils_py.estimator.fit_choice import FitChoice
 from fluxutils_py.lr_schedules import cosine
 from fluxutils_py.nn.precision import check_precision
+from fluxutils_py.parallel.launcher import in_shared_search
+from fluxutils_py.training.make_optimizer import adamw
 from fluxutils_py.tree import children, is_sequence
 from fluxutils_py.validation import check_integer, check_positive
 
@@ -297,7 +301,9 @@ def _reject_misspelt(fields: dict[str, Any], others: list[str]) -> None:
 
 def spec_fields(spec: Any) -> dict[str, Any]:
     """Return the fields of a spec of any form."""
-    fields = None if is_sequence(spec) else children(spec)  # a mapping, namedtuple or dataclass
+    if isinstance(spec, Mapping):
+        return dict(spec)
+    fields = None if is_sequence(spec) else children(spec)  # a namedtuple or dataclass
     if fields is not None:
         return fields
     if isinstance(spec, type | str | bytes | numbers.Number | list | tuple | set):
@@ -369,3 +375,68 @@ def _check_gradient(spec: Spec) -> None:
             f"spec.gradient='exact' needs overlap=0, got overlap={spec.overlap}: gradients already "
             "reach all steps before a window; leave overlap out, or set gradient='truncated'"
         )
+
+
+# -- all arguments of an estimator -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Constructor arguments of an estimator, with defaults in place of None.
+
+    These attributes are not arguments of every estimator:
+
+    Attributes
+    ----------
+    n_timesteps : int or None
+        Steps in each row of a matrix.
+    is_classifier : bool
+        Whether targets are labels of any type.
+    class_weight : "balanced", "sqrt_balanced", dict or None
+    scale_target : bool
+        Whether to train on targets of mean 0 and variance 1.
+    early_stopping : bool
+        Whether to hold out ``validation_fraction`` of the training data if no validation data are
+        given.
+    choice : FitChoice or None
+        What "auto" stands for; None where nothing is chosen, or nothing yet.
+    """
+
+    model: Any = None
+    loss: Any = None
+    opt: Any = None
+    spec: Any = None
+    comm: Any = "auto"
+    scaling: Any = "weak"
+    device: Any = None
+    compile: Any = False
+    callbacks: Any = None
+    random_state: Any = None
+    verbose: Any = "auto"
+    target: str = "auto"
+    n_timesteps: int | None = None
+    is_classifier: bool = False
+    class_weight: Any = None
+    scale_target: bool = False
+    early_stopping: bool = False
+    validation_fraction: Any = None
+    interval: float | None = None
+    choice: FitChoice | None = None
+
+    @classmethod
+    def from_estimator(cls, est: object, **replacements: Any) -> Settings:
+        """Return the settings of an estimator, with some of its arguments replaced."""
+        names = [f.name for f in fields(cls)]
+        arguments = {name: getattr(est, name) for name in names if hasattr(est, name)}
+        arguments |= replacements
+        if arguments.get("spec") is None:
+            arguments["spec"] = Spec()
+        model = arguments.get("model")
+        is_default = model is None or getattr(model, "func", None) is default_model
+        if is_default and arguments.get("opt") is None:
+            arguments["opt"] = functools.partial(adamw, lr=0.01)
+        if in_shared_search():
+            # The candidates of a search were each fitted by one process, and its refit trains them
+            # together: minibatches of the same size give the model that was chosen.
+            arguments["scaling"] = "strong"
+        return cls(**arguments)

@@ -1,28 +1,33 @@
 """Fit a ready-made estimator: choose its model and calibrate its intervals by fits on a part of the
-data.
+data, and fit what has a closed form.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
-from fluxutils_py.errors import DataError, SpecError
+from fluxutils_py.errors import DataError, ShapeError, SpecError, warn
 from fluxutils_py.estimator.calibrating import HeldOut
 from fluxutils_py.estimator.conformal import Calibration
-from fluxutils_py.estimator.estimator_settings import MinibatchSize, Settings
 from fluxutils_py.estimator.fit_choice import FitChoice
-from fluxutils_py.estimator.fit_data import FitData, FitRequest, Training
-from fluxutils_py.estimator.fitted_parts import SeriesEstimator
-from fluxutils_py.estimator.fitting import After, BegunFit, assemble, nothing_more, run, run_fit
+from fluxutils_py.estimator.fit_data import FitData, spec_of_call, whole_batchsize
+from fluxutils_py.estimator.fit_warnings import warn_one_class, warn_single_steps
+from fluxutils_py.estimator.fitting import BegunFit, Training, begun_fit, no_groups, train
 from fluxutils_py.estimator.same_fit import require_same_fit
+from fluxutils_py.estimator.spec import Settings
+from fluxutils_py.inputs.inputs import Inputs
+from fluxutils_py.nn.closed_form_model import closed_form_parts, is_closed_form
+from fluxutils_py.nn.model_windows import takes_gaps
 from fluxutils_py.nn.ready_made import LinearPlusNetwork
+from fluxutils_py.nn.states import reset
+from fluxutils_py.parallel import RankGroup
 from fluxutils_py.reporting.progress import say_stage
-from fluxutils_py.training.tensor_batches import TensorBatches
+from fluxutils_py.training.closed_form_fit import FixedTask, fit_fixed_parts
+from fluxutils_py.training.closed_form_step import ClosedFormStep
 from fluxutils_py.training.window_step import evaluate_windows
 
 TRIAL_FRACTION = 0.2
@@ -31,63 +36,180 @@ CLEARLY = 0.97  # of the loss of the linear model, below which a network is wort
 GAINS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
-def run_auto_fit(est: SeriesEstimator, request: FitRequest) -> None:
-    """Fit a ready-made estimator; see :func:`run_fit`."""
-    _require_whole_fit(est, request)
-    run_fit(est, request, _choose_and_calibrate)
+def run_auto_fit(est: Any, *series: Any, groups: object = None, **call: Any) -> None:
+    """Fit a ready-made estimator; the arguments are those of :func:`begun_fit`."""
+    is_fit = call.get("is_fit", False)
+    continues = call["resume"] and hasattr(est, "model_")
+    _require_whole_fit(est, is_fit and not continues, sharded=series[-1])
+    if continues and not is_fit and is_closed_form(est.model_):
+        call["resume"] = continues = _begin_anew(est)
+    with begun_fit(est, *series, **call) as begun:
+        settings = begun.settings if continues else choose(begun, groups)
+        calibration = None
+        calibrates = settings.interval is not None
+        if calibrates and not _holds_out(begun, settings):
+            line = "fitting on a part, to calibrate the interval on the rest"
+            say_stage(settings.verbose, begun.ranks, line)
+            calibration = _calibration_by_trial(settings, begun, groups)
+        training = ReadyMadeTraining(begun, begun.cut(settings), groups)
+        if training.is_closed and not is_fit:
+            raise _no_partial_fit(est)
+        train(begun, training)
+        if calibrates:
+            if calibration is None:
+                calibration = _calibration_of(begun, training)
+            est.fitted_parts_ = replace(est.fitted_parts_, calibration=calibration)
 
 
-def _choose_and_calibrate(settings: Settings, fit: BegunFit) -> tuple[Settings, After]:
-    if not fit.continues:  # else the first fit has chosen
-        settings = choose(settings, fit)
-    if settings.interval is None:
-        return settings, nothing_more
-    return settings, calibrated(settings, fit)
-
-
-def _require_whole_fit(est: Any, request: FitRequest) -> None:
+def _require_whole_fit(est: Any, is_whole: bool, *, sharded: bool) -> None:
     """Raise SpecError if an interval is asked for that no held-out data can calibrate."""
     if est.interval is None:
         return
-    continues = request.resume and hasattr(est, "model_")
-    if continues or not request.is_fit:
+    if not is_whole:
         raise SpecError(
             "interval is calibrated on data that a whole fit holds out: a fit that continues has "
             "seen all; set interval=None, and give calibration=(x, y) to stream"
         )
-    if request.sharded:
+    if sharded:
         raise SpecError(
             "interval and sharded=True: set interval=None, or give each rank all series"
         )
 
 
-def choose(settings: Settings, fit: BegunFit) -> Settings:
+def _begin_anew(est: Any) -> bool:
+    """Warn that a ``partial_fit`` cannot continue a closed form, and return False.
+
+    Raises
+    ------
+    SpecError
+        If the user has chosen the closed form.
+    """
+    chosen = est.fitted_parts_.choice
+    if est.cell != "auto" or chosen is None:
+        raise _no_partial_fit(est)
+    warn(
+        f"partial_fit begins anew, with a network: the model of the fit before, "
+        f"cell_={chosen.cell!r}, learns from all data at once; set cell='lstm' before fit to "
+        "continue it"
+    )
+    return False
+
+
+def _no_partial_fit(est: Any) -> SpecError:
+    return SpecError(
+        f"partial_fit: a {type(est).__name__} with cell={est.cell!r} is fitted in closed form, on "
+        "all data at once; call fit, or choose another cell"
+    )
+
+
+class ReadyMadeTraining(Training):
+    """Training of a ready-made model: what is in closed form is fitted first, or alone."""
+
+    def __init__(
+        self,
+        begun: BegunFit,
+        data: FitData,
+        groups: object = None,
+        rng: np.random.Generator | None = None,
+    ) -> None:
+        self._groups = groups
+        if rng is None:
+            super().__init__(data, begun.ranks, begun.rng, begun.earlier)
+        else:
+            super().__init__(data, begun.ranks, rng)
+        self.is_closed = is_closed_form(self.model)
+        if self.is_closed:
+            self.passes = [self.batches]
+            self.epochs = 1
+
+    def new_step(self, ranks: RankGroup) -> Any:
+        of_whole_series = any(part.is_of_whole_series for part in closed_form_parts(self.model))
+        if of_whole_series and not self.data.codec.per_series:
+            raise SpecError(
+                "cell='kernels' describes whole series, but y has a target at each step; use "
+                "another cell, such as 'lstm' or 'linear'"
+            )
+        if self._groups is not None and not any(closed_form_parts(self.model)):
+            raise no_groups()
+        classes = self.data.codec.classes
+        n_classes = None if classes is None else len(classes)
+        groups = read_groups(self._groups, self.data.inputs)
+        self.task = FixedTask(n_classes, self.data.codec.per_series, groups)
+        if not is_closed_form(self.model):
+            return super().new_step(ranks)
+        return ClosedFormStep(
+            self.model, self.data.loss, self.optimizer, comm=ranks, task=self.task
+        )
+
+    def warn(self, *, is_first: bool) -> None:
+        if not self.is_closed:
+            super().warn(is_first=is_first)
+            return
+        warn_single_steps(self.data.inputs, self.model)
+        warn_one_class(self.data.codec.classes)
+
+    def prepare(self) -> None:
+        verbose = self.data.settings.verbose
+        ranks = self.loop.ranks
+        if self.is_closed:  # its step does all
+            say_stage(verbose, ranks, "fitting in closed form")
+            return
+        if any(closed_form_parts(self.model)):
+            say_stage(verbose, ranks, "fitting the linear model, then the network")
+        if takes_gaps(self.model):
+            fit_fixed_parts(self.model, self.batches, ranks, self.task)
+
+
+def read_groups(groups: object, inputs: Inputs) -> np.ndarray | None:
+    """Return a number from 0 for each series: that of its group.
+
+    Raises
+    ------
+    ShapeError, DataError
+        If there is not one group for each series.
+    """
+    if groups is None:
+        return None
+    given = np.asarray(groups)
+    if given.shape != (inputs.N,):
+        raise ShapeError(
+            f"groups must have one entry for each of the {inputs.N} series, got the shape "
+            f"{given.shape}"
+        )
+    if inputs.shards is not None:
+        raise DataError("groups and sharded=True: each rank knows the groups of its series alone")
+    return np.unique(given, return_inverse=True)[1].astype(np.int64)
+
+
+# -- trials ----------------------------------------------------------------------------------------
+
+
+def choose(begun: BegunFit, groups: object) -> Settings:
     """Return the settings of the model that is chosen for the data, after a trial if need be."""
-    assert settings.choose is not None
-    assert settings.with_choice is not None
-    choice = settings.choose(fit.data.size, fit.data.request.is_fit)
+    est: Any = begun.est
+    choice = est.choose(begun.data.size, begun.data.is_fit)
+    settings: Settings = est.settings_of(choice)
     if choice.needs_trial:
         line = "trying the network on a part of the data that is held out"
-        say_stage(settings.verbose, fit.ranks, line)
-        choice = _choice_after_trial(settings.with_choice(choice), fit, choice)
-    return settings.with_choice(choice)
+        say_stage(settings.verbose, begun.ranks, line)
+        settings = est.settings_of(_choice_after_trial(settings, begun, choice, groups))
+    return settings
 
 
-def _choice_after_trial(settings: Settings, fit: BegunFit, choice: FitChoice) -> FitChoice:
+def _choice_after_trial(
+    settings: Settings, begun: BegunFit, choice: FitChoice, groups: object
+) -> FitChoice:
     """Return the choice with the gain of the network that does best on data that are held out.
 
     They are the last fifth of few series, or a fifth of many. Where the network adds nothing, the
     choice is the linear model alone.
     """
-    held_out, training = fit_of_part(fit, settings, FEW_SERIES)
+    held_out, training = fit_of_part(begun, settings, FEW_SERIES, groups)
     assert held_out.validation is not None
-    model = training.step.model
-    held_out.validation.gap_value = math.nan
-    batches = training.batches
-    ranks = fit.ranks
-    validation = TensorBatches(
-        held_out.validation, batches.dtype, batches.device, rank=ranks.rank, size=ranks.size
-    )
+    model = training.model
+    ranks = begun.ranks
+    windows = held_out.validation.changed(gap_value=math.nan)
+    validation = training.on_device(windows, ranks)
     losses = {}
     sums = [module for module in model.modules() if isinstance(module, LinearPlusNetwork)]
     for gain in GAINS:
@@ -103,64 +225,57 @@ def _choice_after_trial(settings: Settings, fit: BegunFit, choice: FitChoice) ->
     return replace(choice, cell=cell, gain=best, needs_trial=False)
 
 
-def calibrated(settings: Settings, fit: BegunFit) -> After:
-    """Return what gives the estimator the errors of its model on held-out data, after the fit.
-
-    They are those of the model of the fit, on data that the user holds out anyway; else those of a
-    model that learns from a part of the data alone, before the fit, which learns from all.
-    """
-    data = fit.data
-    is_given = data.request.validation_data is not None
-    calibration: Calibration | None = None
-    if not (is_given or settings.early_stopping):
-        line = "fitting on a part, to calibrate the interval on the rest"
-        say_stage(settings.verbose, fit.ranks, line)
-        calibration = _calibration_by_trial(settings, fit)
-
-    def keep(training: Training) -> None:
-        found = calibration
-        windows = training.data.validation
-        if windows is not None:
-            whole = windows.segments if is_given else training.data.inputs.segments()
-            held_out = HeldOut(windows, whole, training.data.codec, training.data.spec)
-            found = held_out.calibration(training.step.model)
-        fit.est.fitted_parts_ = replace(fit.est.fitted_parts_, calibration=found)
-
-    return keep
+def _holds_out(begun: BegunFit, settings: Settings) -> bool:
+    """Return whether the fit itself has data that it does not learn from."""
+    return begun.data.validation_data is not None or settings.early_stopping
 
 
-def _calibration_by_trial(settings: Settings, fit: BegunFit) -> Calibration:
+def _calibration_of(begun: BegunFit, training: Training) -> Calibration:
+    """Return the errors of a model on the data that its fit held out."""
+    data = training.data
+    assert data.validation is not None
+    whole = data.inputs.segments()
+    if begun.data.validation_data is not None:
+        whole = data.validation.segments
+    return HeldOut(data.validation, whole, data.codec, data.spec).calibration(training.model)
+
+
+def _calibration_by_trial(settings: Settings, begun: BegunFit, groups: object) -> Calibration:
     """Return the errors, on a part of the data, of a model that was fitted on the rest."""
     few = FEW_SERIES
-    if fit.data.targets.per_series:
+    if begun.data.targets.per_series:
         few = 0  # the end of a series has its target: whole series are held out
-        if fit.data.inputs.N < 2:
+        if begun.data.inputs.N < 2:
             raise DataError(
                 "interval: one series with one target cannot be held out; give more series, or "
                 "validation_data"
             )
-    held_out, training = fit_of_part(fit, settings, few)
+    held_out, training = fit_of_part(begun, settings, few, groups)
     assert held_out.validation is not None
     whole = held_out.inputs.segments()
     part = HeldOut(held_out.validation, whole, held_out.codec, held_out.spec)
-    return part.calibration(training.step.model)
+    return part.calibration(training.model)
 
 
-def fit_of_part(fit: BegunFit, settings: Settings, few: int) -> tuple[FitData, Training]:
+def fit_of_part(
+    begun: BegunFit, settings: Settings, few: int, groups: object = None
+) -> tuple[FitData, Training]:
     """Fit a model on all but the last fifth of few series, or a fifth of many.
 
     Return the data, whose ``validation`` is the rest, and the training, done. The estimator and
     its generator stay as they are.
     """
-    trial = replace(settings, early_stopping=True, callbacks=None, verbose=False)
-    # a generator of the user advances once, by the fit itself
-    trial = replace(trial, random_state=None)
-    size = MinibatchSize.of(trial, fit.ranks.size, fit.saved)
-    held_out = fit.data.cut(trial, size.whole, fit.data.split(TRIAL_FRACTION, fit.seed, few))
-    spec = replace(held_out.spec, patience=None)
-    fitted = replace(held_out, spec=spec, validation=None)
-    rng = np.random.default_rng(fit.seed)
-    training = assemble(fitted, fit.ranks, rng, size, request=fit.data.request)
+    trial = replace(settings, callbacks=None, verbose=False)
+    spec = replace(spec_of_call(trial, begun.epochs, begun.data.is_fit), patience=None)
+    batchsize = whole_batchsize(trial, begun.ranks.size, begun.saved)
+    split = begun.data.split(TRIAL_FRACTION, begun.seed, few)
+    held_out = begun.data.cut(trial, spec, batchsize, split)
+    fitted = replace(held_out, validation=None)
+    training = ReadyMadeTraining(begun, fitted, groups, np.random.default_rng(begun.seed))
     require_same_fit(training)
-    run(cast(SeriesEstimator, SimpleNamespace()), training)
+    training.publish_in(None)
+    with training.surroundings():
+        training.prepare()
+        training.loop.run_epochs(training.passes, training.epochs)
+    reset(training.model).eval()
     return held_out, training

@@ -408,3 +408,13 @@ def require_arguments(name: str, action: Any, *arguments: str) -> None:
             "fluxutils_py.praytools.cb(f) is a callback that calls f(), "
             "fluxutils_py.bobbin.with_state(f) one that calls f(state, step_info=...)"
         ) from None
+
+
+def as_callbacks(callbacks: object) -> list[Any]:
+    """Return the ``callbacks`` argument of an estimator as a list, after checking each callback."""
+    if callbacks is None:
+        return []
+    as_list = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
+    for callback in as_list:
+        Hooks().attach(callback)  # raises the errors of what cannot be a hook
+    return as_list

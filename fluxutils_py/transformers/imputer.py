@@ -18,7 +18,7 @@ from fluxutils_py.errors import ShapeError
 from fluxutils_py.exporting import InitialState
 from fluxutils_py.inputs.inputs import Inputs
 from fluxutils_py.inputs.moments import FeatureModule, empty_result, float_type, moments
-from fluxutils_py.inputs.sharded_data import SeriesPool
+from fluxutils_py.inputs.targets import SeriesReader
 from fluxutils_py.transformers.transformer_base import SequenceTransformer, read_numbers
 
 LOOK_BACK = 64  # steps that are read first, to find the last value before a block; then ever more
@@ -90,7 +90,7 @@ class SequenceImputer(SequenceTransformer):
         self,
         series: SeriesArray,
         inputs: Inputs,
-        pool: SeriesPool,
+        pool: SeriesReader,
     ) -> dict[str, Any]:
         if self.strategy not in ("mean", "constant", "ffill"):
             raise ValueError(

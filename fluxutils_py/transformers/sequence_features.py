@@ -16,7 +16,7 @@ from fluxutils_py.data.indexing import Index
 from fluxutils_py.exporting import InitialState
 from fluxutils_py.inputs.inputs import Inputs
 from fluxutils_py.inputs.moments import FeatureModule
-from fluxutils_py.inputs.sharded_data import SeriesPool
+from fluxutils_py.inputs.targets import SeriesReader
 from fluxutils_py.nn.time_features import ExponentialMeans, Lags, RollingStatistics
 from fluxutils_py.transformers.imputer import ForwardFill
 from fluxutils_py.transformers.transformer_base import SequenceTransformer
@@ -104,7 +104,7 @@ class SequenceFeatures(SequenceTransformer):
         self,
         series: SeriesArray,
         inputs: Inputs,
-        pool: SeriesPool,
+        pool: SeriesReader,
     ) -> dict[str, Any]:
         n_out = PastFeatures(series.F, *self._settings()).n_out
         if not n_out:

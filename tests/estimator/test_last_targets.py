@@ -8,8 +8,7 @@ from fluxutils_py import SequenceClassifier, SequenceRegressor
 from fluxutils_py.data import SampleWeight
 from fluxutils_py.estimator.last_targets import steps_to_learn_from
 from fluxutils_py.inputs.inputs import InputSchema
-from fluxutils_py.inputs.sharded_data import SeriesPool
-from fluxutils_py.inputs.targets import TargetSchema
+from fluxutils_py.inputs.targets import SeriesReader, TargetSchema
 
 LENGTHS = [230, 257, 190, 240, 257, 201, 230, 222, 257, 213, 180, 250]
 LINEAR = {"cell": "linear", "n_lags": 4, "verbose": False}
@@ -120,7 +119,7 @@ def test_lengths_are_those_of_a_plain_loop(has_weight):
     y[:, 4] = np.nan
     weight = rng.integers(0, 2, (9, 12)) if has_weight else np.ones((9, 12), int)
     lengths = np.array([12, 5, 1, 12, 7, 12, 3, 11, 12])
-    pool = SeriesPool()
+    pool = SeriesReader()
     inputs = pool.inputs(y, InputSchema("Test"), lengths=lengths)
     targets = pool.targets(y, inputs, TargetSchema("Test"))
     given = SampleWeight(weight, 9, 12) if has_weight else None

@@ -13,7 +13,7 @@ from fluxutils_py.parallel import RankGroup
 from fluxutils_py.training import Loop
 from fluxutils_py.training.closed_form_fit import FixedTask
 from fluxutils_py.training.closed_form_step import ClosedFormStep
-from fluxutils_py.training.tensor_batches import TensorBatches
+from fluxutils_py.training.minibatch import TensorBatches
 
 F, N, T = 2, 7, 30
 
