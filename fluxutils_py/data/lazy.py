@@ -161,30 +161,16 @@ def select(source: Any, series: Index | None, steps: Index | None) -> Any:
     """Return some series and steps of an (F, N, T) array: a NumPy view if there can be one, else a
     :class:`LazyArray`.
     """
-    series = _unless_all(series, source.shape[1])
-    steps = _unless_all(steps, source.shape[2])
-    if series is None and steps is None:
-        return source
+    every = range(source.shape[1]), range(source.shape[2])
+    series = every[0] if series is None else series
+    steps = every[1] if steps is None else steps
     # NumPy copies where an index is an array: a lazy array reads only what is needed
-    sliceable = _is_sliceable(series) and _is_sliceable(steps)
-    if isinstance(source, np.ndarray) and sliceable:
-        return source[:, _as_slice(series), _as_slice(steps)]
+    if isinstance(series, range) and isinstance(steps, range) and series and steps:
+        if (series, steps) == every:
+            return source
+        if isinstance(source, np.ndarray):
+            return source[:, as_key(series), as_key(steps)]
     return LazyArray(source, series, steps)
-
-
-def _unless_all(index: Index | None, n: int) -> Index | None:
-    # only a range compares as a whole
-    return None if isinstance(index, range) and index == range(n) else index
-
-
-def _is_sliceable(index: Index | None) -> bool:
-    if index is None:
-        return True
-    return isinstance(index, range) and len(index) > 0
-
-
-def _as_slice(index: Index | None) -> slice:
-    return slice(None) if index is None else as_key(index)
 
 
 def as_picklable(source: Any) -> Any:
