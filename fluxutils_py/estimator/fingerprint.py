@@ -28,7 +28,7 @@ from fluxutils_py.training.descriptions import (
 )
 
 if TYPE_CHECKING:
-    from fluxutils_py.estimator.fitting import Training
+    from fluxutils_py.estimator.fitting import FitLoop
 
 # These depend on the device or the schedule.
 NOT_COMPARED = (
@@ -46,24 +46,22 @@ NEW_FIELDS = {"max_updates": None, "lr_schedule": None, "gradient": "truncated"}
 LISTED = 5  # number of differences in a message
 
 
-def shared_identity(training: Training) -> dict[str, str]:
+def shared_identity(loop: FitLoop) -> dict[str, str]:
     """Return the part of :func:`identity`, texts by name, that must agree on all ranks of a fit.
 
     Attributes of a loss or a module may differ between ranks, such as a device or a log.
     """
-    return {
-        name: texts for name, texts in identity(training).items() if not name.startswith(DETAILS)
-    }
+    return {name: texts for name, texts in identity(loop).items() if not name.startswith(DETAILS)}
 
 
-def identity(training: Training) -> dict[str, str]:
+def identity(loop: FitLoop) -> dict[str, str]:
     """Return the settings of a fit and the sizes of its data as texts by name; see
     :func:`describe`.
 
     Leaves out epochs, device, threads, callbacks, verbosity, and the initial weights of the model.
     """
-    data = training.data
-    model = training.model
+    data = loop.data
+    model = loop.model
     classes = data.codec.classes
     scale = data.codec.scale
     spec_texts: dict[str, str] = {}
@@ -82,29 +80,29 @@ def identity(training: Training) -> dict[str, str]:
         "the classes": "none" if classes is None else str(classes.tolist()),
         **describe_modules("model", model),
         **_describe_parameters(model),
-        **_describe_optimizer(training.optimizer, training.groups, model),
+        **_describe_optimizer(loop.optimizer, loop.groups, model),
     }
 
 
-def requested_identity(training: Training) -> dict[str, str]:
+def requested_identity(loop: FitLoop) -> dict[str, str]:
     """Return :func:`identity`, which does not depend on the number of ranks.
 
     The optimizer is as in the arguments, before schedules and hooks change it, and ``batchsize``
     that of all ranks.
     """
-    settings = training.data.settings
-    model = training.model
+    settings = loop.data.settings
+    model = loop.model
     texts = {
-        **identity(training),
+        **identity(loop),
         "random_state": _describe_seed(settings.random_state),
     }
-    texts["spec.batchsize"] = text(training.data.windows.batchsize)
-    if training.resume:
+    texts["spec.batchsize"] = text(loop.data.windows.batchsize)
+    if loop.resume:
         try:
             requested = build_optimizer(settings.opt, settings.model, model)
         except (TypeError, ValueError):  # loaded from a file without the user's code
             return texts
-        for name in _describe_optimizer(training.optimizer, training.groups, model):
+        for name in _describe_optimizer(loop.optimizer, loop.groups, model):
             # as it is now: a schedule may have changed its rates
             del texts[name]
         texts.update(_describe_optimizer(requested, requested.param_groups, model))

@@ -115,6 +115,8 @@ class FitChoice:
     has_means : bool
         Whether a network sees exponential means.
     class_weight : str or None
+    scale_input : bool
+        Whether a network standardises its inputs; False in some files of 0.2.0 alone.
     needs_trial : bool
         Whether a fit on four fifths of the data is to find the gain first.
     gain : float
@@ -136,6 +138,7 @@ class FitChoice:
     batchsize: int = 16
     seqsize: int | None = 64
     class_weight: str | None = None
+    scale_input: bool = True
     needs_trial: bool = False
     gain: float = 1.0
 

@@ -66,8 +66,8 @@ from fluxutils_py.parallel.launcher import local_rank
 from fluxutils_py.parallel.rank_group import ranks_of_call
 from fluxutils_py.reporting.progress import EpochLog, ProgressBar, progress_hook, say_stage
 from fluxutils_py.sklearn_callbacks import ATTRIBUTE, begin_fit, hooks_of
-from fluxutils_py.training import Checkpointer, EarlyStopping, Loop
-from fluxutils_py.training.early_stopping import MostUpdates, Schedule, Validation
+from fluxutils_py.training import Checkpointer, Loop
+from fluxutils_py.training.early_stopping import EarlyStopping, Schedule
 from fluxutils_py.training.hooks import as_callbacks
 from fluxutils_py.training.make_optimizer import make_scheduler
 from fluxutils_py.training.minibatch import TensorBatches, first_steps
@@ -212,7 +212,7 @@ def run_fit(est: SeriesEstimator, *series: Any, groups: object = None, **call: A
         raise no_groups()
     with begun_fit(est, *series, **call) as begun:
         data = begun.cut(begun.settings)
-        train(begun, Training(data, begun.ranks, begun.rng, begun.earlier))
+        train(begun, FitLoop(data, begun.ranks, begun.rng, begun.earlier))
 
 
 def no_groups() -> DataError:
@@ -223,45 +223,50 @@ def no_groups() -> DataError:
     )
 
 
-def train(begun: BegunFit, training: Training) -> None:
+def train(begun: BegunFit, loop: FitLoop) -> None:
     """Train, and keep the attributes of the estimator up to date: run the epochs that are left,
     after those of a checkpoint.
 
-    The estimator does not change before training begins. A later error restores it if no update was
+    The estimator does not change before loop begins. A later error restores it if no update was
     made, or, unless it is an interrupt, if this fit replaces an earlier one.
     """
     est = begun.est
     ranks = begun.ranks
-    callbacks = as_callbacks(training.data.settings.callbacks)
+    callbacks = as_callbacks(loop.data.settings.callbacks)
     # now, when a model exists that tells what it sees; the first fit has said it
-    if ranks.rank == 0 and not training.resume:
-        training.warn(is_first=begun.is_first)
+    if ranks.rank == 0 and not loop.resume:
+        loop.warn(is_first=begun.is_first)
     if not ranks.is_single:
-        require_same_fit(training)
+        require_same_fit(loop)
     end_task = None
     if begun.task is not None:
         fitted = partial(_fitted_now, est, alone=not ranks.is_single)
-        end_task = begun.task(n_epochs=training.epochs, fitted=fitted)
+        end_task = begun.task(n_epochs=loop.epochs, fitted=fitted)
     if vars(est).get(ATTRIBUTE):
         callbacks = [*callbacks, *hooks_of(est)]
     # a partial_fit may be of data unlike those before
-    target_sums = watch_targets(training) if begun.data.is_fit else []
-    with _restoring(est, training):
-        training.publish_in(est)
+    target_sums = watch_targets(loop) if begun.data.is_fit else []
+    with _restoring(est, loop):
+        loop.estimator = est
+        loop.shared_data = {
+            "estimator": est,
+            "model": loop.model,
+            "optimizer": loop.optimizer,
+        }
         has_checkpoints = has_checkpointers(callbacks)
         if has_checkpoints:
-            callbacks = with_checkpoints(callbacks, training, est)
+            callbacks = with_checkpoints(callbacks, loop, est)
         for callback in callbacks:
-            training.loop.hooks.attach(callback)
-        begin_attributes(est, training)
-        with training.surroundings():
-            is_restored = has_checkpoints and _restore(est, training, callbacks)
-            if not (training.resume or is_restored):
-                training.prepare()
-            training.loop.run_epochs(training.passes, training.epochs)
+            loop.hooks.attach(callback)
+        begin_attributes(est, loop)
+        with loop.surroundings():
+            is_restored = has_checkpoints and _restore(est, loop, callbacks)
+            if not (loop.resume or is_restored):
+                loop.prepare()
+            loop.run_epochs(loop.passes, loop.epochs)
     if end_task is not None:
         end_task()
-    warn_nothing_learnt(training, target_sums)
+    warn_nothing_learnt(loop, target_sums)
 
 
 def has_checkpointers(callbacks: list[Any]) -> bool:
@@ -269,8 +274,8 @@ def has_checkpointers(callbacks: list[Any]) -> bool:
     return any(isinstance(callback, Checkpointer) for callback in callbacks)
 
 
-class Training:
-    """A fit that is ready to run: model, optimizer, step and loop.
+class FitLoop(Loop):
+    """The loop of a fit that is ready to run.
 
     Parameters
     ----------
@@ -288,22 +293,22 @@ class Training:
     rng : numpy.random.Generator
     resume : bool
         Whether model and optimizer come from an earlier fit.
-    model : nn.Module
-    optimizer : torch.optim.Optimizer
     groups : list of dict
         Parameter groups of the optimizer before a new scheduler changes them.
     scheduler : learning-rate scheduler of torch, or None
-    batches : TensorBatches
+    windows : TensorBatches
         This rank's part of the windows.
-    step : WindowStep
-    loop : Loop
-        Holds ``ranks`` and all hooks except the callbacks.
     passes : iterable
-        What the loop runs over in each epoch.
+        What an epoch runs over: the windows, or a list of them that is one step.
+    validation : TensorBatches or None
     epochs, n_windows, n_updates : int
         Epochs, windows with a loss in an epoch, and updates in all, if every window has a live
         step.
+    estimator : Estimator or None
+        Gets its attributes at the end of each epoch.
     """
+
+    model: nn.Module
 
     def __init__(
         self,
@@ -330,20 +335,33 @@ class Training:
         else:
             self.model, self.optimizer = _earlier_model(earlier, settings)
         self.data = cut_for_model(data, self.model)
-        self.batches = self.on_device(self.data.windows, ranks, rng if spec.shuffle else None)
+        self.windows = self.on_device(self.data.windows, ranks, rng if spec.shuffle else None)
+        self.passes: Iterable[Any] = self.windows
         # copied before a scheduler is made, which changes them: a failed fit puts them back
         self.groups = [dict(group) for group in self.optimizer.param_groups]
         self.scheduler = _scheduler_after(earlier, data, self.optimizer)
-        self.step = self.new_step(ranks)
-        self.loop = _loop_after(earlier, self.step, ranks)
-        self.passes: Iterable[Any] = self.batches
+        super().__init__(self.new_step(ranks), ranks)
+        if earlier is not None and hasattr(earlier, "history_"):
+            self.epoch = earlier.n_iter_
+            self.history = list(earlier.history_)
+            self.step = earlier.fitted_parts_.n_steps
         self.n_windows = sum(1 for _ in self.data.windows.indices_with_loss())
         per_epoch = -(-self.n_windows // spec.accumulate)
         self.epochs = spec.planned_epochs(per_epoch)
         self.n_updates = self.epochs * per_epoch
         if spec.max_updates is not None:
             self.n_updates = min(self.n_updates, spec.max_updates)
-        self._attach_epoch_hooks()
+        self.estimator: SeriesEstimator | None = None
+        self.validation: TensorBatches | None = None
+        if self.data.validation is not None:
+            self.validation = self.on_device(self.data.validation, ranks)
+        self.schedule = self._new_schedule()
+        self.stopping = None
+        if spec.patience is not None:
+            self.stopping = EarlyStopping(self.model, spec.patience)
+        for part in (self.schedule, self.stopping):
+            if part is not None:
+                self.hooks.register_state(part.name, part)
         if progress is not None and ranks.rank == 0:
             self._attach_progress(progress)
 
@@ -370,6 +388,33 @@ class Training:
             windows, parameter.dtype, parameter.device, rng, rank=ranks.rank, size=ranks.size
         )
 
+    def _new_schedule(self) -> Schedule | None:
+        spec = self.data.spec
+        if self.scheduler is None:
+            return None
+        assert spec.schedule is not None
+        has_plan = spec.schedule_follows_length or spec.max_updates is not None
+        return Schedule(
+            self.scheduler,
+            spec.schedule[0],
+            lambda: self.trainer.n_updates,
+            spec.accumulate,
+            self.n_updates if has_plan else None,
+        )
+
+    def _attach_progress(self, progress: ProgressBar | EpochLog) -> None:
+        """Attach the report of progress, which first says how large the minibatches are."""
+        self.hooks.attach(progress)
+        choice = self.data.settings.choice
+        if choice is not None and not self.resume:
+            chosen = choice.describe(self.n_updates)
+            self.hooks.add("start", lambda loop: progress.say(chosen), name="choice")
+        line = describe_minibatches(self.data.settings, self.data.windows, self.ranks.size)
+        if line is not None:
+            self.hooks.add("start", lambda loop: progress.say_once(line), name="minibatch size")
+
+    # -- a run: each part before the hooks of users ------------------------------------------------
+
     def warn(self, *, is_first: bool) -> None:
         """Warn about data that the model is likely to learn the wrong thing from, and of few
         updates, if the fit ``is_first``.
@@ -379,16 +424,16 @@ class Training:
         if self.data.spec.gradient == "exact":
             warn_truncated_layers(self.model)
         if not takes_gaps(self.model):
-            watch_scales(self)
+            watch_scales(self.windows, self.model)
         if is_first:
             warn_few_updates(self)
 
     @contextmanager
     def surroundings(self) -> Iterator[None]:
         """Seed torch, compile the model if asked for, and let it begin from the zero state."""
-        device = self.batches.device
+        device = self.windows.device
         # each rank draws other numbers for dropout, from the same generator
-        seed = (int(self.rng.integers(2**63)) + self.loop.ranks.rank) % 2**63
+        seed = (int(self.rng.integers(2**63)) + self.ranks.rank) % 2**63
         compiling = nullcontext() if self.compile is None else compiled(self.model, self.compile)
         with seeded(seed, [device] if device.type == "cuda" else []), compiling:
             reset(self.model.train())
@@ -397,72 +442,42 @@ class Training:
     def prepare(self) -> None:
         """Set what a new model learns before the first epoch."""
 
-    def publish_in(self, est: SeriesEstimator | None) -> None:
-        """Have each epoch end with its record, and with new attributes of an estimator."""
-        hooks = self.loop.hooks
-        # first of all hooks: the others may look at the record of the epoch
-        hooks.add(
-            "epoch", self._finish_epoch, name="bookkeeping", priority=-math.inf, collective=True
-        )
-        if est is None:
-            return
-        self.loop.shared_data = {
-            "estimator": est,
-            "model": self.model,
-            "optimizer": self.optimizer,
-        }
+    def _run_begins(self) -> None:
+        if self.schedule is not None:
+            self.schedule.on_start(self)
+        if self.stopping is not None:
+            self.stopping.on_start(self)
 
-        def publish_epoch(loop: Loop) -> None:
-            est.grad_ = self.gradient
-            publish(est, [*loop.history, loop.record], loop.step)
+    def _step_ends(self) -> None:
+        if self.schedule is not None:
+            self.schedule.on_step(self)
+        most = self.data.spec.max_updates
+        if most is not None and self.trainer.n_updates >= most:
+            self.stop()
 
-        hooks.add("epoch", publish_epoch, name="fitted attributes", priority=-5)
-
-    def _finish_epoch(self, loop: Loop) -> None:
-        step = self.step
+    def _epoch_ends(self) -> None:
+        step = self.trainer
         step.flush()  # with accumulate, an update may still wait for minibatches
-        if step.n_updates == 0 and not loop.stopped:
+        if step.n_updates == 0 and not self.stopped:
             raise DataError("nothing to train on: every step of y that carries weight is NaN")
-        loop.record["folds"] = self.data.windows.segments.folds
-        self.gradient = step.mean_gradient()
+        self.record["folds"] = self.data.windows.segments.folds
+        gradient = step.mean_gradient()
         step.start_epoch()
-
-    def _attach_epoch_hooks(self) -> None:
-        """Attach validation, learning-rate schedule and early stopping, where the spec has them."""
-        spec = self.data.spec
-        hooks = self.loop.hooks
-        ranks = self.loop.ranks
-        if self.data.validation is not None:
-            held_out = self.on_device(self.data.validation, ranks)
-            hooks.attach(Validation(self.model, self.data.loss, held_out, ranks, spec.precision))
-        if self.scheduler is not None:
-            has_plan = spec.schedule_follows_length or spec.max_updates is not None
-            assert spec.schedule is not None
-            hooks.attach(
-                Schedule(
-                    self.scheduler,
-                    spec.schedule[0],
-                    lambda: self.step.n_updates,
-                    spec.accumulate,
-                    self.n_updates if has_plan else None,
-                )
+        if self.validation is not None:
+            self.record["validation_loss"] = evaluate_windows(
+                self.model, self.data.loss, self.validation, self.ranks, self.data.spec.precision
             )
-        if spec.max_updates is not None:
-            hooks.attach(MostUpdates(spec.max_updates, lambda: self.step.n_updates))
-        if spec.patience is not None:
-            hooks.attach(EarlyStopping(self.model, spec.patience))
+        if self.schedule is not None:
+            self.schedule.on_epoch(self)
+        if self.stopping is not None:
+            self.stopping.on_epoch(self)
+        if self.estimator is not None:
+            self.estimator.grad_ = gradient
+            publish(self.estimator, [*self.history, self.record], self.step)
 
-    def _attach_progress(self, progress: ProgressBar | EpochLog) -> None:
-        """Attach the report of progress, which first says how large the minibatches are."""
-        hooks = self.loop.hooks
-        hooks.attach(progress)
-        choice = self.data.settings.choice
-        if choice is not None and not self.resume:
-            chosen = choice.describe(self.n_updates)
-            hooks.add("start", lambda loop: progress.say(chosen), name="choice")
-        line = describe_minibatches(self.data.settings, self.data.windows, self.loop.ranks.size)
-        if line is not None:
-            hooks.add("start", lambda loop: progress.say_once(line), name="minibatch size")
+    def _run_ends(self) -> None:
+        if self.stopping is not None:
+            self.stopping.on_end(self)
 
 
 def cut_for_model(data: FitData, model: nn.Module) -> FitData:
@@ -574,45 +589,35 @@ def _new_scheduler(spec: Spec, optimizer: Optimizer) -> Any:
     return scheduler
 
 
-def _loop_after(earlier: SeriesEstimator | None, step: WindowStep, ranks: RankGroup) -> Loop:
-    """Return a loop that counts epochs and steps on from an earlier fit."""
-    loop = Loop(step, ranks)
-    if earlier is not None and hasattr(earlier, "history_"):
-        loop.epoch = earlier.n_iter_
-        loop.history = list(earlier.history_)
-        loop.step = earlier.fitted_parts_.n_steps
-    return loop
-
-
 # -- the estimator --------------------------------------------------------------------------------
 
 
-def begin_attributes(est: SeriesEstimator, training: Training) -> None:
+def begin_attributes(est: SeriesEstimator, loop: FitLoop) -> None:
     """Set the model, and the attributes that depend on the data."""
-    data = training.data
+    data = loop.data
     inputs = data.inputs
     codec = data.codec
     layout = inputs.layout
     n_steps = 0
     longest = int(inputs.all_series().length.max())
-    if training.resume:
+    if loop.resume:
         layout = est.fitted_parts_.layout
         n_steps = est.fitted_parts_.n_steps
         longest = est.fitted_parts_.longest
-    est.model_ = training.model
-    est.optimizer_ = training.optimizer
+    est.model_ = loop.model
+    est.optimizer_ = loop.optimizer
     est.fitted_parts_ = FittedParts(
         layout,
         codec,
-        training.rng,
+        loop.rng,
         # one that follows the length of the fit ends with it
-        scheduler=None if data.spec.schedule_follows_length else training.scheduler,
+        scheduler=None if data.spec.schedule_follows_length else loop.scheduler,
         n_steps=n_steps,
         choice=data.settings.choice,
         data=shapes_and_digests(data.windows, data.validation),
         longest=longest,
     )
-    if training.resume:
+    if loop.resume:
         return
     est.n_features_in_ = inputs.columns
     est.n_outputs_ = data.n_outputs
@@ -622,7 +627,7 @@ def begin_attributes(est: SeriesEstimator, training: Training) -> None:
     if codec.classes is not None:
         est.classes_ = codec.classes
     n_parameters = sum(p.numel() for p in est.model_.parameters())
-    est.grad_ = torch.zeros(n_parameters, dtype=training.batches.dtype)
+    est.grad_ = torch.zeros(n_parameters, dtype=loop.windows.dtype)
     publish(est, [], 0)
 
 
@@ -639,17 +644,16 @@ def publish(est: SeriesEstimator, history: list[dict[str, Any]], n_steps: int) -
     est.fitted_parts_ = replace(est.fitted_parts_, n_steps=n_steps)
 
 
-def _restore(est: SeriesEstimator, training: Training, callbacks: list[Any]) -> bool:
+def _restore(est: SeriesEstimator, loop: FitLoop, callbacks: list[Any]) -> bool:
     """Restore the newest checkpoint, if there is one, and say where the fit goes on."""
-    loop = training.loop
-    if training.resume or not restore_newest(callbacks, loop.ranks):
+    if loop.resume or not restore_newest(callbacks, loop.ranks):
         return False
     publish(est, loop.history, loop.step - loop.epoch_step)
-    epochs = training.epochs
+    epochs = loop.epochs
     n_done = loop.epoch - loop.start_epoch
     if n_done < epochs:
         line = f"a checkpoint: continues at step {loop.step}, in epoch {loop.epoch + 1}"
-        say_stage(training.data.settings.verbose, loop.ranks, line)
+        say_stage(loop.data.settings.verbose, loop.ranks, line)
     if n_done > epochs:
         warn(
             f"the checkpoint is of {n_done} epochs, more than epochs={epochs}: this is the "
@@ -660,7 +664,7 @@ def _restore(est: SeriesEstimator, training: Training, callbacks: list[Any]) -> 
 
 
 @contextmanager
-def _restoring(est: SeriesEstimator, training: Training) -> Iterator[None]:
+def _restoring(est: SeriesEstimator, loop: FitLoop) -> Iterator[None]:
     """Restore the estimator after an error if there was no update, or, unless it is an interrupt,
     if this fit replaces another.
 
@@ -668,34 +672,34 @@ def _restoring(est: SeriesEstimator, training: Training) -> Iterator[None]:
     replaces another is a new one.
     """
     attributes = dict(vars(est))
-    buffers = [b.clone() for b in training.model.buffers()]
-    step = training.step
-    ranks = training.loop.ranks
+    buffers = [b.clone() for b in loop.model.buffers()]
+    step = loop.trainer
+    ranks = loop.ranks
     try:
         yield
     except BaseException as error:
         step.discard()
         # an error may have left one rank half updated
-        step.n_updates = ranks.resynchronize(training.model, training.optimizer, step.n_updates)
-        replaces = "model_" in attributes and not training.resume
+        step.n_updates = ranks.resynchronize(loop.model, loop.optimizer, step.n_updates)
+        replaces = "model_" in attributes and not loop.resume
         if step.n_updates == 0 or (replaces and not ranks.is_interrupt(error)):
             vars(est).clear()
             vars(est).update(attributes)
-            for buffer, value in zip(training.model.buffers(), buffers, strict=True):
+            for buffer, value in zip(loop.model.buffers(), buffers, strict=True):
                 buffer.copy_(value)
-            groups = training.optimizer.param_groups
-            for group, values in zip(groups, training.groups, strict=True):
+            groups = loop.optimizer.param_groups
+            for group, values in zip(groups, loop.groups, strict=True):
                 group.clear()
                 group.update(values)
         raise
     finally:
         # also after an interrupt, so that predict begins with the zero state
-        reset(training.model)
-        training.model.eval()
+        reset(loop.model)
+        loop.model.eval()
         parts = vars(est).get("fitted_parts_")
-        if parts is not None and parts.rng is training.rng and not training.resume:
-            # training used a copy: the user's own generator advances like it
-            make_generator(training.data.settings.random_state)
+        if parts is not None and parts.rng is loop.rng and not loop.resume:
+            # loop used a copy: the user's own generator advances like it
+            make_generator(loop.data.settings.random_state)
 
 
 def _fitted_now(est: SeriesEstimator, alone: bool) -> dict[str, Any]:

@@ -22,24 +22,24 @@ from fluxutils_py.training.checkpointer import explain_lost_files
 from fluxutils_py.training.generator_state import RandomGenerators
 
 if TYPE_CHECKING:
-    from fluxutils_py.estimator.fitting import Training
+    from fluxutils_py.estimator.fitting import FitLoop
 
 SERIES_OF_RANKS = (SHARDS.format(""), SHARDS.format("validation "))
 
 
-def with_checkpoints(callbacks: list[Any], training: Training, est: SeriesEstimator) -> list[Any]:
+def with_checkpoints(callbacks: list[Any], loop: FitLoop, est: SeriesEstimator) -> list[Any]:
     """Return the callbacks, with each :class:`Checkpointer` replaced by one that tracks the whole
     fit.
     """
     tracked = {
         # first: it rejects a checkpoint of a different fit before anything else is restored
-        "fit": _Fit(training, est),
-        "model": training.model,
-        "optimizer": training.optimizer,
-        "loop": training.loop,
-        "batches": training.batches,
-        "step": training.step,
-        "random": RandomGenerators(training.batches.device, rng=training.rng),
+        "fit": _Fit(loop, est),
+        "model": loop.model,
+        "optimizer": loop.optimizer,
+        "loop": loop,
+        "batches": loop.windows,
+        "step": loop.trainer,
+        "random": RandomGenerators(loop.windows.device, rng=loop.rng),
     }
     return [c.with_tracked(**tracked) if isinstance(c, Checkpointer) else c for c in callbacks]
 
@@ -80,14 +80,14 @@ class _Fit:
     epoch.
     """
 
-    def __init__(self, training: Training, est: SeriesEstimator) -> None:
+    def __init__(self, loop: FitLoop, est: SeriesEstimator) -> None:
         self.est = est
-        self.loop = training.loop
-        self.device = training.batches.device
+        self.loop = loop
+        self.device = loop.windows.device
         # now, before hooks change what it describes
-        self.identity = requested_identity(training)
-        self.data = data_digests(training.data)
-        self.size = minibatch_size(training.data.settings, training.data.windows)
+        self.identity = requested_identity(loop)
+        self.data = data_digests(loop.data)
+        self.size = minibatch_size(loop.data.settings, loop.data.windows)
 
     def state_dict(self) -> dict[str, Any]:
         return {

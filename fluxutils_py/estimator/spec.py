@@ -53,19 +53,20 @@ Class = TypeVar("Class")
 def explains_arguments(cls: type[Class]) -> type[Class]:
     """Let an estimator refuse unknown arguments with what was probably meant.
 
-    That is a field of its spec, or another name. The signature stays that of the class, for
-    scikit-learn and for users.
+    That is a field of its spec, or another name; ``INSTEAD`` of the class says what replaces
+    arguments that it had once. The signature stays that of the class, for scikit-learn and for
+    users.
     """
     plain: Callable[..., None] = cls.__init__
     names = list(inspect.signature(plain).parameters)[1:]  # without self
+    replaced: dict[str, str] = getattr(cls, "INSTEAD", {})
 
     @functools.wraps(plain)
     def init(self: Any, *args: Any, **arguments: Any) -> None:
         for name in arguments:
             if name not in names:
-                raise TypeError(
-                    f"{type(self).__name__} has no parameter {name!r}; {_way_to_set(name, names)}"
-                )
+                way = replaced.get(name) or _way_to_set(name, names)
+                raise TypeError(f"{type(self).__name__} has no parameter {name!r}; {way}")
         plain(self, *args, **arguments)
 
     cls.__init__ = init  # type: ignore[method-assign]
@@ -220,7 +221,7 @@ MAIN = ("epochs", "batchsize", "seqsize")
 ARGUMENTS = (
     *("model", "loss", "opt", "comm", "scaling", "device", "compile", "callbacks"),
     *("warm_start", "random_state", "verbose", "target", "n_timesteps", "early_stopping"),
-    *("validation_fraction", "scale_target", "class_weight"),
+    *("scale_target", "class_weight"),
 )
 
 

@@ -16,7 +16,7 @@ from fluxutils_py.estimator.conformal import Calibration
 from fluxutils_py.estimator.fit_choice import FitChoice
 from fluxutils_py.estimator.fit_data import FitData, spec_of_call, whole_batchsize
 from fluxutils_py.estimator.fit_warnings import warn_one_class, warn_single_steps
-from fluxutils_py.estimator.fitting import BegunFit, Training, begun_fit, no_groups, train
+from fluxutils_py.estimator.fitting import BegunFit, FitLoop, begun_fit, no_groups, train
 from fluxutils_py.estimator.same_fit import require_same_fit
 from fluxutils_py.estimator.spec import Settings
 from fluxutils_py.inputs.inputs import Inputs
@@ -51,13 +51,13 @@ def run_auto_fit(est: Any, *series: Any, groups: object = None, **call: Any) -> 
             line = "fitting on a part, to calibrate the interval on the rest"
             say_stage(settings.verbose, begun.ranks, line)
             calibration = _calibration_by_trial(settings, begun, groups)
-        training = ReadyMadeTraining(begun, begun.cut(settings), groups)
-        if training.is_closed and not is_fit:
+        loop = ReadyMadeLoop(begun, begun.cut(settings), groups)
+        if loop.is_closed and not is_fit:
             raise _no_partial_fit(est)
-        train(begun, training)
+        train(begun, loop)
         if calibrates:
             if calibration is None:
-                calibration = _calibration_of(begun, training)
+                calibration = _calibration_of(begun, loop)
             est.fitted_parts_ = replace(est.fitted_parts_, calibration=calibration)
 
 
@@ -102,8 +102,8 @@ def _no_partial_fit(est: Any) -> SpecError:
     )
 
 
-class ReadyMadeTraining(Training):
-    """Training of a ready-made model: what is in closed form is fitted first, or alone."""
+class ReadyMadeLoop(FitLoop):
+    """The loop of a ready-made model: what is in closed form is fitted first, or alone."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class ReadyMadeTraining(Training):
             super().__init__(data, begun.ranks, rng)
         self.is_closed = is_closed_form(self.model)
         if self.is_closed:
-            self.passes = [self.batches]
+            self.passes = [self.windows]
             self.epochs = 1
 
     def new_step(self, ranks: RankGroup) -> Any:
@@ -150,14 +150,14 @@ class ReadyMadeTraining(Training):
 
     def prepare(self) -> None:
         verbose = self.data.settings.verbose
-        ranks = self.loop.ranks
+        ranks = self.ranks
         if self.is_closed:  # its step does all
             say_stage(verbose, ranks, "fitting in closed form")
             return
         if any(closed_form_parts(self.model)):
             say_stage(verbose, ranks, "fitting the linear model, then the network")
         if takes_gaps(self.model):
-            fit_fixed_parts(self.model, self.batches, ranks, self.task)
+            fit_fixed_parts(self.model, self.windows, ranks, self.task)
 
 
 def read_groups(groups: object, inputs: Inputs) -> np.ndarray | None:
@@ -204,12 +204,12 @@ def _choice_after_trial(
     They are the last fifth of few series, or a fifth of many. Where the network adds nothing, the
     choice is the linear model alone.
     """
-    held_out, training = fit_of_part(begun, settings, FEW_SERIES, groups)
+    held_out, loop = fit_of_part(begun, settings, FEW_SERIES, groups)
     assert held_out.validation is not None
-    model = training.model
+    model = loop.model
     ranks = begun.ranks
     windows = held_out.validation.changed(gap_value=math.nan)
-    validation = training.on_device(windows, ranks)
+    validation = loop.on_device(windows, ranks)
     losses = {}
     sums = [module for module in model.modules() if isinstance(module, LinearPlusNetwork)]
     for gain in GAINS:
@@ -230,14 +230,14 @@ def _holds_out(begun: BegunFit, settings: Settings) -> bool:
     return begun.data.validation_data is not None or settings.early_stopping
 
 
-def _calibration_of(begun: BegunFit, training: Training) -> Calibration:
+def _calibration_of(begun: BegunFit, loop: FitLoop) -> Calibration:
     """Return the errors of a model on the data that its fit held out."""
-    data = training.data
+    data = loop.data
     assert data.validation is not None
     whole = data.inputs.segments()
     if begun.data.validation_data is not None:
         whole = data.validation.segments
-    return HeldOut(data.validation, whole, data.codec, data.spec).calibration(training.model)
+    return HeldOut(data.validation, whole, data.codec, data.spec).calibration(loop.model)
 
 
 def _calibration_by_trial(settings: Settings, begun: BegunFit, groups: object) -> Calibration:
@@ -250,19 +250,19 @@ def _calibration_by_trial(settings: Settings, begun: BegunFit, groups: object) -
                 "interval: one series with one target cannot be held out; give more series, or "
                 "validation_data"
             )
-    held_out, training = fit_of_part(begun, settings, few, groups)
+    held_out, loop = fit_of_part(begun, settings, few, groups)
     assert held_out.validation is not None
     whole = held_out.inputs.segments()
     part = HeldOut(held_out.validation, whole, held_out.codec, held_out.spec)
-    return part.calibration(training.model)
+    return part.calibration(loop.model)
 
 
 def fit_of_part(
     begun: BegunFit, settings: Settings, few: int, groups: object = None
-) -> tuple[FitData, Training]:
+) -> tuple[FitData, FitLoop]:
     """Fit a model on all but the last fifth of few series, or a fifth of many.
 
-    Return the data, whose ``validation`` is the rest, and the training, done. The estimator and
+    Return the data, whose ``validation`` is the rest, and the loop, done. The estimator and
     its generator stay as they are.
     """
     trial = replace(settings, callbacks=None, verbose=False)
@@ -271,11 +271,10 @@ def fit_of_part(
     split = begun.data.split(TRIAL_FRACTION, begun.seed, few)
     held_out = begun.data.cut(trial, spec, batchsize, split)
     fitted = replace(held_out, validation=None)
-    training = ReadyMadeTraining(begun, fitted, groups, np.random.default_rng(begun.seed))
-    require_same_fit(training)
-    training.publish_in(None)
-    with training.surroundings():
-        training.prepare()
-        training.loop.run_epochs(training.passes, training.epochs)
-    reset(training.model).eval()
-    return held_out, training
+    loop = ReadyMadeLoop(begun, fitted, groups, np.random.default_rng(begun.seed))
+    require_same_fit(loop)
+    with loop.surroundings():
+        loop.prepare()
+        loop.run_epochs(loop.passes, loop.epochs)
+    reset(loop.model).eval()
+    return held_out, loop

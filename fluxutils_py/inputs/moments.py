@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fluxutils_py.data import LazyArray
 from fluxutils_py.errors import DataError
-from fluxutils_py.exporting import InitialState
+from fluxutils_py.exporting.steps import InitialState
 
 # a standard deviation below this share of the mean is rounding error
 CONSTANT = 10 * np.finfo(float).eps
@@ -26,8 +26,8 @@ class FeatureModule(nn.Module):
     tensors (B, F), for export.
 
     Without a state, a module also takes windows (S, B, F). With one, it uses earlier steps, so that
-    its blocks must be whole series, and it has what :class:`fluxutils_py.exporting.Graph` expects
-    of ``steps``: ``initial`` and ``n_outputs``.
+    its blocks must be whole series, and it has what
+    :class:`fluxutils_py.exporting.graph.Graph` expects of ``steps``: ``initial`` and ``n_outputs``.
 
     Parameters
     ----------

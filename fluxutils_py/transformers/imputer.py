@@ -15,7 +15,7 @@ from fluxutils_py.data.arrays import read_block
 from fluxutils_py.data.filling import forward_fill, last_values
 from fluxutils_py.data.indexing import Index
 from fluxutils_py.errors import ShapeError
-from fluxutils_py.exporting import InitialState
+from fluxutils_py.exporting.steps import InitialState
 from fluxutils_py.inputs.inputs import Inputs
 from fluxutils_py.inputs.moments import FeatureModule, empty_result, float_type, moments
 from fluxutils_py.inputs.targets import SeriesReader

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fluxutils_py.data import LazyArray, SeriesArray
 from fluxutils_py.data.arrays import read_block
 from fluxutils_py.data.indexing import Index
-from fluxutils_py.exporting import InitialState
+from fluxutils_py.exporting.steps import InitialState
 from fluxutils_py.inputs.inputs import Inputs
 from fluxutils_py.inputs.moments import FeatureModule
 from fluxutils_py.inputs.targets import SeriesReader

@@ -3,7 +3,7 @@
 import numpy as np
 
 from fluxutils_py.estimator import trial_fits
-from fluxutils_py.estimator.fitting import Training
+from fluxutils_py.estimator.fitting import FitLoop
 from tests.plain_networks import plain_regressor
 
 X = np.random.default_rng(0).normal(size=(2, 6, 9))
@@ -17,7 +17,7 @@ def test_assembling_changes_nothing_of_the_estimator(monkeypatch):
     est.fit(X, X[:1])
     assert vars(est) == before
     (training,) = assembled
-    assert isinstance(training, Training)
+    assert isinstance(training, FitLoop)
     assert not training.resume
     assert training.data.windows.batchsize == 2
     assert training.optimizer.param_groups[0]["params"] == list(training.model.parameters())

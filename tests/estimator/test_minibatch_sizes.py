@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fluxutils_py import Estimator, EstimatorClassifier
+from fluxutils_py import Estimator, EstimatorClassifier, SequenceRegressor
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import SpecError
 from fluxutils_py.estimator.fit_data import (
@@ -39,6 +39,7 @@ def test_weak_counts_the_series_of_a_rank_and_strong_those_of_all():
     for kind in (Estimator, EstimatorClassifier):
         assert kind().scaling == "weak"
         assert kind(scaling="strong").resolved_params().scaling == "strong"
+    assert SequenceRegressor().resolved_params().scaling == "strong"
 
 
 @pytest.mark.parametrize("scaling", ["Weak", None, 2])

@@ -5,7 +5,7 @@ import pytest
 
 from fluxutils_py import SequenceRegressor
 from fluxutils_py.estimator import fitting
-from fluxutils_py.estimator.fitting import Training
+from fluxutils_py.estimator.fitting import FitLoop
 
 X = np.random.default_rng(0).normal(size=(2, 10, 40))  # (F, N, T)
 Y = X[:1].cumsum(2)
@@ -27,7 +27,7 @@ def counts(monkeypatch):
         monkeypatch.setattr(thing, name, call)
 
     counting(fitting, "read_data", "read")
-    counting(Training, "surroundings", "run")
+    counting(FitLoop, "surroundings", "run")
     return found
 
 
