@@ -11,14 +11,13 @@
 (1, 20, 50)
 """
 
+from fluxutils_py.auto import SequenceClassifier, SequenceRegressor
 from fluxutils_py.data import h5concat, h5create, h5mmap, h5save, samples, timesteps
 from fluxutils_py.estimator import (
     Estimator,
     EstimatorClassifier,
     EstimatorRegressor,
     LossCurveDisplay,
-    SequenceClassifier,
-    SequenceRegressor,
     Spec,
     check_export,
     export,

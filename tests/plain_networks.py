@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from fluxutils_py import SequenceClassifier, SequenceRegressor, Spec
-from fluxutils_py.estimator.sequence_estimators import FLAT
+from fluxutils_py.auto.sequence_estimators import FLAT
 
 # the settings of 0.1.0
 PLAIN = {

@@ -16,8 +16,6 @@ from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.weights import LossBlock, loss_blocks
 from fluxutils_py.errors import ShapeError, SpecError
 from fluxutils_py.estimator.building import require_stored
-from fluxutils_py.estimator.fit_choice import DataSize
-from fluxutils_py.estimator.last_targets import steps_to_learn_from
 from fluxutils_py.estimator.spec import Settings, Spec, read_spec
 from fluxutils_py.inputs.inputs import Inputs, InputSchema, feature_counts
 from fluxutils_py.inputs.labels import (
@@ -141,9 +139,6 @@ def read_data(
         return targets
 
     targets = read_targets(found)
-    counted = None
-    if settings.choice is not None:
-        counted = steps_to_learn_from(inputs, targets, weight, reader)
     return ReadData(
         reader,
         schema,
@@ -151,11 +146,10 @@ def read_data(
         weight,
         targets,
         found,
-        counted,
-        earlier,
-        validation_data,
-        read_targets if finds_classes and found is not None else None,
-        is_fit,
+        earlier=earlier,
+        validation_data=validation_data,
+        read_targets=read_targets if finds_classes and found is not None else None,
+        is_fit=is_fit,
     )
 
 
@@ -236,13 +230,6 @@ class ReadData:
     validation_data: object = None
     read_targets: Callable[[np.ndarray | None], Targets] | None = None
     is_fit: bool = False
-
-    @property
-    def size(self) -> DataSize:
-        """What the choice of a model depends on."""
-        n_classes = None if self.classes is None else len(self.classes)
-        segments = _within(self.inputs.segments(), self.counted)
-        return DataSize.of(self.inputs, segments, self.targets, n_classes, self.reader)
 
     def split(self, fraction: object, seed: int, few: int = 1) -> Split:
         """Hold out a fraction of the series, or the last steps of up to ``few``."""
@@ -399,7 +386,7 @@ class ReadData:
         """
         targets = self.targets
         weight = self.weight
-        segments = _within(self.inputs.segments(), bounds)
+        segments = within(self.inputs.segments(), bounds)
         if self.inputs.form == "rows":
             # Rows that do not count take no place in minibatches. If none counts, normalizing the
             # weights raises the error.
@@ -591,7 +578,7 @@ def mark_missing_labels(targets: Targets, classes: np.ndarray | None, loss: Loss
             s.missing_label = MISSING_LABEL if uses_missing_label else ignored
 
 
-def _within(segments: Segments, bounds: Segments | None) -> Segments:
+def within(segments: Segments, bounds: Segments | None) -> Segments:
     """Return what is left of segments within the bounds of each series."""
     if bounds is None:
         return segments

@@ -405,10 +405,6 @@ class FitLoop(Loop):
     def _attach_progress(self, progress: ProgressBar | EpochLog) -> None:
         """Attach the report of progress, which first says how large the minibatches are."""
         self.hooks.attach(progress)
-        choice = self.data.settings.choice
-        if choice is not None and not self.resume:
-            chosen = choice.describe(self.n_updates)
-            self.hooks.add("start", lambda loop: progress.say(chosen), name="choice")
         line = describe_minibatches(self.data.settings, self.data.windows, self.ranks.size)
         if line is not None:
             self.hooks.add("start", lambda loop: progress.say_once(line), name="minibatch size")

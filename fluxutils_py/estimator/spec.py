@@ -14,7 +14,6 @@ import numpy as np
 
 from fluxutils_py.errors import SpecError, warn
 from fluxutils_py.estimator.building import default_model
-from fluxutils_py.estimator.fit_choice import FitChoice
 from fluxutils_py.lr_schedules import cosine
 from fluxutils_py.nn.precision import check_precision
 from fluxutils_py.parallel.launcher import in_shared_search
@@ -422,7 +421,7 @@ class Settings:
     early_stopping: bool = False
     validation_fraction: Any = None
     interval: float | None = None
-    choice: FitChoice | None = None
+    choice: Any = None
 
     @classmethod
     def from_estimator(cls, est: object, **replacements: Any) -> Settings:

@@ -14,13 +14,13 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR
 
+from fluxutils_py.auto.sequence_estimators import CELLS
 from fluxutils_py.data.digest import digest_arrays
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, RankError, warn
 from fluxutils_py.estimator import Estimator, Spec
 from fluxutils_py.estimator.building import build_model
 from fluxutils_py.estimator.fitting import run_fit
-from fluxutils_py.estimator.sequence_estimators import CELLS
 from fluxutils_py.forecasting.calibration import HeldOutEnd, learn_correction, walk_held_out_end
 from fluxutils_py.forecasting.correction import Correction
 from fluxutils_py.forecasting.covariates import Covariates

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fluxutils_py.estimator import trial_fits
+from fluxutils_py.auto import trial_fits
 from fluxutils_py.estimator.fitting import FitLoop
 from tests.plain_networks import plain_regressor
 

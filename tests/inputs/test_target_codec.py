@@ -21,9 +21,9 @@ from fluxutils_py import (
     samples,
     timesteps,
 )
+from fluxutils_py.auto import sequence_estimators
 from fluxutils_py.data import blocks as blocks_module
 from fluxutils_py.errors import DataError, LoadError, SpecError
-from fluxutils_py.estimator import sequence_estimators
 from fluxutils_py.training import Checkpointer, EveryNSteps
 from tests.plain_networks import plain_regressor
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fluxutils_py import Estimator, Spec, net2vec, seqloss
-from fluxutils_py.estimator import sequence_estimators
+from fluxutils_py.auto import sequence_estimators
 from fluxutils_py.estimator.fitting import run_fit
 from tests.plain_networks import plain_regressor
 

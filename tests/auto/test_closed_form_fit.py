@@ -6,13 +6,13 @@ import torch
 from sklearn.linear_model import Ridge
 
 from fluxutils_py import reset
+from fluxutils_py.auto.closed_form import Rows, fit_closed_form
+from fluxutils_py.auto.closed_form_fit import FixedTask, fit_fixed_parts
 from fluxutils_py.data import SampleWeight, SequenceWindows
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.inputs import as_series
 from fluxutils_py.nn.closed_form_model import kernel_model, lag_model
 from fluxutils_py.parallel import RankGroup
-from fluxutils_py.training.closed_form import Rows, fit_closed_form
-from fluxutils_py.training.closed_form_fit import FixedTask, fit_fixed_parts
 from fluxutils_py.training.minibatch import TensorBatches
 
 F, N, T = 2, 13, 31

@@ -19,8 +19,8 @@ from fluxutils_py import (
     reset,
     samples,
 )
+from fluxutils_py.auto.choice_of_model import DataSize, choose_model
 from fluxutils_py.errors import DataError, ShapeError, SpecError
-from fluxutils_py.estimator.fit_choice import DataSize, FitChoice
 from fluxutils_py.nn.ready_made import LinearPlusNetwork, MeanModel
 from tests.plain_networks import QuietRegressor, plain_regressor
 
@@ -78,7 +78,7 @@ def size(**changes):
     ],
 )  # fmt: skip
 def test_the_choice_follows_the_size_of_the_data(changes, expected):
-    choice = FitChoice.of("auto", size(**changes))
+    choice = choose_model("auto", size(**changes))
     assert {name: getattr(choice, name) for name in expected} == expected
 
 
@@ -106,7 +106,7 @@ def test_symbols_with_labels_are_learnt_by_a_network_alone(change, cell, rng):
 
 
 def test_a_first_part_of_many_is_learnt_by_a_network():
-    assert FitChoice.of("auto", size(per_series=True), is_fit=False).cell == "lstm"
+    assert choose_model("auto", size(per_series=True), is_fit=False).cell == "lstm"
 
 
 @pytest.mark.slow

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from fluxutils_py import SequenceRegressor
+from fluxutils_py.auto import sequence_estimators
+from fluxutils_py.auto.last_targets import steps_to_learn_from
 from fluxutils_py.data import SampleWeight
-from fluxutils_py.estimator import sequence_estimators
-from fluxutils_py.estimator.last_targets import steps_to_learn_from
 from fluxutils_py.inputs.inputs import InputSchema
 from fluxutils_py.inputs.targets import SeriesReader, TargetSchema
 from tests.plain_networks import LagClassifier, LagRegressor

@@ -22,9 +22,9 @@ from fluxutils_py import (
     samples,
     timesteps,
 )
+from fluxutils_py.auto import sequence_estimators
+from fluxutils_py.auto.sequence_estimators import CELLS, FIXED
 from fluxutils_py.errors import DataError, SpecError
-from fluxutils_py.estimator import sequence_estimators
-from fluxutils_py.estimator.sequence_estimators import CELLS, FIXED
 from fluxutils_py.nn import GRU, LSTM, RNN, Recur
 from tests.plain_networks import plain_classifier, plain_regressor
 

@@ -10,15 +10,19 @@ from typing import Any
 
 import numpy as np
 
+from fluxutils_py.auto.calibrating import HeldOut
+from fluxutils_py.auto.choice_of_model import DataSize
+from fluxutils_py.auto.closed_form_fit import FixedTask, fit_fixed_parts
+from fluxutils_py.auto.closed_form_step import ClosedFormStep
+from fluxutils_py.auto.last_targets import steps_to_learn_from
 from fluxutils_py.errors import DataError, ShapeError, SpecError, warn
-from fluxutils_py.estimator.calibrating import HeldOut
-from fluxutils_py.estimator.conformal import Calibration
-from fluxutils_py.estimator.fit_choice import FitChoice
 from fluxutils_py.estimator.fit_data import FitData, spec_of_call, whole_batchsize
 from fluxutils_py.estimator.fit_warnings import warn_one_class, warn_single_steps
+from fluxutils_py.estimator.fitted_parts import FitChoice
 from fluxutils_py.estimator.fitting import BegunFit, FitLoop, begun_fit, no_groups, train
 from fluxutils_py.estimator.same_fit import require_same_fit
 from fluxutils_py.estimator.spec import Settings
+from fluxutils_py.estimator.streams.conformal import Calibration
 from fluxutils_py.inputs.inputs import Inputs
 from fluxutils_py.nn.closed_form_model import closed_form_parts, is_closed_form
 from fluxutils_py.nn.model_windows import takes_gaps
@@ -26,8 +30,6 @@ from fluxutils_py.nn.ready_made import LinearPlusNetwork
 from fluxutils_py.nn.states import reset
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.reporting.progress import say_stage
-from fluxutils_py.training.closed_form_fit import FixedTask, fit_fixed_parts
-from fluxutils_py.training.closed_form_step import ClosedFormStep
 from fluxutils_py.training.window_step import evaluate_windows
 
 TRIAL_FRACTION = 0.2
@@ -44,6 +46,9 @@ def run_auto_fit(est: Any, *series: Any, groups: object = None, **call: Any) -> 
     if continues and not is_fit and is_closed_form(est.model_):
         call["resume"] = continues = _begin_anew(est)
     with begun_fit(est, *series, **call) as begun:
+        data = begun.data
+        counted = steps_to_learn_from(data.inputs, data.targets, data.weight, data.reader)
+        begun = replace(begun, data=replace(data, counted=counted))
         settings = begun.settings if continues else choose(begun, groups)
         calibration = None
         calibrates = settings.interval is not None
@@ -141,6 +146,12 @@ class ReadyMadeLoop(FitLoop):
             self.model, self.data.loss, self.optimizer, comm=ranks, task=self.task
         )
 
+    def _attach_progress(self, progress: Any) -> None:
+        super()._attach_progress(progress)
+        if not self.resume:
+            chosen = self.data.settings.choice.describe(self.n_updates)
+            self.hooks.add("start", lambda loop: progress.say(chosen), name="choice")
+
     def warn(self, *, is_first: bool) -> None:
         if not self.is_closed:
             super().warn(is_first=is_first)
@@ -187,7 +198,7 @@ def read_groups(groups: object, inputs: Inputs) -> np.ndarray | None:
 def choose(begun: BegunFit, groups: object) -> Settings:
     """Return the settings of the model that is chosen for the data, after a trial if need be."""
     est: Any = begun.est
-    choice = est.choose(begun.data.size, begun.data.is_fit)
+    choice = est.choose(DataSize.of(begun.data), begun.data.is_fit)
     settings: Settings = est.settings_of(choice)
     if choice.needs_trial:
         line = "trying the network on a part of the data that is held out"
