@@ -17,6 +17,21 @@ LANES = 16  # numbers in which step.h holds the taps of kernels
 NOTHING = np.empty(0)
 
 
+class Scaler(NamedTuple):
+    """What happens to the features of a step before the model, in float64.
+
+    ``kind`` is "standardize": ``(x - mean) / scale``; "winsorize": the same after a clamp to
+    ``lower`` and ``upper``, and 0 for NaN; "fill": ``mean`` for NaN; or "round": to the type of the
+    model. All arrays are (F,), float64, and those that the kind does not need are empty.
+    """
+
+    kind: str
+    mean: np.ndarray = np.empty(0)
+    scale: np.ndarray = np.empty(0)
+    lower: np.ndarray = np.empty(0)
+    upper: np.ndarray = np.empty(0)
+
+
 class NativeCall(NamedTuple):
     """What an operation tells the native call: as ``fluxutils_step_operation`` of csrc/kernels.h,
     but for the places of its values, and with arrays for addresses.
@@ -81,17 +96,20 @@ class Operation:
         The tensors of the model's state that it changes.
     place : int
         Where in these tensors its layer is, if they are of several layers.
+    other : int, optional
+        Another value that it reads.
     """
 
     source: int
     n_out: int
     states: tuple[int, ...] = field(default=(), kw_only=True)
     place: int = field(default=0, kw_only=True)
+    other: int | None = field(default=None, kw_only=True)
 
     @property
     def sources(self) -> tuple[int, ...]:
         """All values that it reads."""
-        return (self.source,)
+        return (self.source,) if self.other is None else (self.source, self.other)
 
     @property
     def result_is_state(self) -> bool:
@@ -114,17 +132,6 @@ class Operation:
     def c(self, names: Names) -> list[str]:
         """Return its statements in C."""
         raise NotImplementedError
-
-
-@dataclass(frozen=True, eq=False)
-class OfTwo(Operation):
-    """An operation that reads another value too."""
-
-    other: int
-
-    @property
-    def sources(self) -> tuple[int, ...]:
-        return self.source, self.other
 
 
 # -- products and cells ----------------------------------------------------------------------------
@@ -306,7 +313,7 @@ class Gated(Operation):
 
 
 @dataclass(frozen=True, eq=False)
-class Sum(OfTwo):
+class Sum(Operation):
     """``x`` plus another value."""
 
     def pack(self) -> NativeCall:
@@ -349,7 +356,7 @@ class ScaleShift(Operation):
 
 
 @dataclass(frozen=True, eq=False)
-class Join(OfTwo):
+class Join(Operation):
     """The numbers of ``source``, then those of another value."""
 
     def pack(self) -> NativeCall:
@@ -362,7 +369,7 @@ class Join(OfTwo):
 
 
 @dataclass(frozen=True, eq=False)
-class Fade(OfTwo):
+class Fade(Operation):
     """``x`` times ``limit`` less the largest of some absolute values of another, from 0 to 1."""
 
     first: int

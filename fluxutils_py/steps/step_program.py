@@ -52,6 +52,7 @@ from fluxutils_py.steps.operations import (
     Operation,
     Rolling,
     Running,
+    Scaler,
     ScaleShift,
     Sum,
 )
@@ -114,14 +115,6 @@ class StateTensor:
 
 
 @dataclass(frozen=True, eq=False)
-class InputMoments:
-    """What a model standardises its inputs with first, in float64; missing ones are 0 then."""
-
-    mean: np.ndarray  # (F,)
-    scale: np.ndarray
-
-
-@dataclass(frozen=True, eq=False)
 class StepProgram:
     """One step of a model for one series.
 
@@ -138,8 +131,8 @@ class StepProgram:
     tensors : tuple of Tensor
         The parameters and buffers that the program was made from: it is out of date once one of
         them has another ``data_ptr()`` or ``_version``.
-    moments : InputMoments, optional
-        Value 0 is the input after them. The input is rounded to ``dtype`` before and after.
+    moments : Scaler, optional
+        Value 0 is the input after it. The input is rounded to ``dtype`` before and after.
     """
 
     n_in: int
@@ -148,7 +141,7 @@ class StepProgram:
     operations: tuple[Operation, ...]
     states: tuple[StateTensor, ...]
     tensors: tuple[Tensor, ...]
-    moments: InputMoments | None = None
+    moments: Scaler | None = None
 
     def size_of(self, value: int) -> int:
         """Return how many numbers a value has."""
@@ -207,7 +200,7 @@ class _Writer:
         self.states: list[StateTensor] = []
         self.tensors: list[Tensor] = []
         self.other_tensors: list[Tensor] = []  # of other types than that of the weights
-        self.moments: InputMoments | None = None
+        self.moments: Scaler | None = None
         self._n_scaled = 0
         self._layers = {id(r): i for i, r in enumerate(recurrent_layers(model))}
         # of what a layer has no parameters for, which may come before all parameters
@@ -327,10 +320,10 @@ class _Writer:
     def write_block(self, module: Any, source: int) -> int:
         layer = self.write(module.layer, self.write(module.layer_norm, source))
         layer = self.write(module.dropout, layer)
-        x = self.add(Sum(source, self.sizes[source], layer))
+        x = self.add(Sum(source, self.sizes[source], other=layer))
         up = self.write(module.up, self.write(module.mlp_norm, x))
         mixed = self.write(module.down, self.add(Gated(up, self.sizes[up] // 2)))
-        return self.add(Sum(x, self.sizes[x], self.write(module.dropout, mixed)))
+        return self.add(Sum(x, self.sizes[x], other=self.write(module.dropout, mixed)))
 
     # -- models of the ready-made estimators -------------------------------------------------------
 
@@ -341,7 +334,7 @@ class _Writer:
         is_first = not self.operations if known is None else _are_equal(known, arrays)
         if source or not is_first:
             raise UnsupportedStep("an InputScale that is not what all inputs go through first")
-        self.moments = InputMoments(*arrays)
+        self.moments = Scaler("standardize", *arrays)
         self._n_scaled += 1
         return 0
 
@@ -360,7 +353,7 @@ class _Writer:
             stop = start + self.sizes[features]
             part = _columns(weight[:, start:stop], weight.dtype)
             product = self.add(Dense(features, len(weight), part, bias))
-            total = product if total < 0 else self.add(Sum(total, len(weight), product))
+            total = product if total < 0 else self.add(Sum(total, len(weight), other=product))
             bias = np.zeros_like(bias)
             start = stop
         if start != weight.shape[1]:
@@ -375,15 +368,15 @@ class _Writer:
         if module.means is not None:
             level = means = self.write(module.means, scaled)
             first = self.sizes[scaled]
-            seen = self.add(Join(scaled, self.sizes[scaled] + self.sizes[means], means))
+            seen = self.add(Join(scaled, self.sizes[scaled] + self.sizes[means], other=means))
         clamped = self.add(Activation(seen, self.sizes[seen], "clamp", LARGEST))
         value = self.write(module.network, self.write(module.noise, clamped))
         added = self.write(module.head, self.write(module.dropout, value))
         n = self.sizes[added]
         gain = np.full(n, module.gain, self._dtype)
         scaled_up = self.add(ScaleShift(added, n, gain, np.zeros_like(gain)))
-        faded = self.add(Fade(scaled_up, n, level, first, self.sizes[scaled], LARGEST + 1))
-        return self.add(Sum(linear, n, faded))
+        faded = self.add(Fade(scaled_up, n, first, self.sizes[scaled], LARGEST + 1, other=level))
+        return self.add(Sum(linear, n, other=faded))
 
     def write_mean(self, module: Any, source: int) -> int:
         values = []
@@ -397,7 +390,7 @@ class _Writer:
         total = values[0]
         n = self.sizes[total]
         for value in values[1:]:
-            total = self.add(Sum(total, n, value))
+            total = self.add(Sum(total, n, other=value))
         share = np.full(n, 1 / len(values), self._dtype)
         return self.add(ScaleShift(total, n, share, np.zeros_like(share)))
 
@@ -498,7 +491,7 @@ class _Writer:
         h = self.add(Diagonal(added, n, pairs.astype(dtype), states=states))
         y = self._add_product(h, _columns(w_out, dtype))
         skipped = self._add_product(source, _columns(skip, dtype))
-        return self.add(Sum(y, module.n_out, skipped))
+        return self.add(Sum(y, module.n_out, other=skipped))
 
     def _add_product(self, source: int, weight: np.ndarray) -> int:
         """Add a product without a bias."""
@@ -569,7 +562,7 @@ class _Writer:
         return self.add(operation)
 
 
-def _are_equal(moments: InputMoments, arrays: Sequence[np.ndarray]) -> bool:
+def _are_equal(moments: Scaler, arrays: Sequence[np.ndarray]) -> bool:
     mean, scale = arrays
     return np.array_equal(moments.mean, mean) and np.array_equal(moments.scale, scale)
 
