@@ -24,6 +24,7 @@ from fluxutils_py.frames.panel import (
     Panel,
     missing_values,
     put_per_series,
+    require_one_role,
     warn_empty_steps,
 )
 
@@ -142,13 +143,12 @@ class Request:
     target_types: dict[str, np.dtype] = field(default_factory=dict)  # of the columns
 
     def __post_init__(self) -> None:
-        keys = [column for column in (self.id_col, self.time_col) if column is not None]
-        for argument, columns in (("x", self.x), ("y", self.y)):
-            twice = sorted(c for c, n in Counter([*keys, *columns]).items() if n > 1)
+        lists = {"x": self.x, "y": self.y}
+        require_one_role({"id_col": self.id_col, "time_col": self.time_col}, lists)
+        for argument, columns in lists.items():
+            twice = [column for column, n in Counter(columns).items() if n > 1]
             if twice:
-                raise SpecError(
-                    f"{argument} names {twice[0]!r}, which is named before; leave it out"
-                )
+                raise SpecError(f"{argument} names {twice[0]!r} twice; leave one out")
 
     def rows(self, df: Any, in_parts: bool = False) -> FrameRows:
         """Return the rows of a frame, with the columns that are named here."""

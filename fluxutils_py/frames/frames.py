@@ -21,8 +21,8 @@ LARGEST_MICROSECOND = 9_190_000_000_000_000  # of dates in nanoseconds: until 22
 
 
 def require(name: str, extra: str = "forecast") -> Any:
-    """Import a library that forecasting needs, or raise ImportError that says what to install."""
-    return require_package(name, extra, "forecasting")
+    """Import a library that frames need, or raise ImportError that says what to install."""
+    return require_package(name, extra, "work with data frames")
 
 
 def is_frame(value: object) -> bool:
@@ -224,9 +224,7 @@ class Frame:
         values, absent = self.typed(column)
         if not missing:
             self._refuse_missing(column, absent)
-        numbers = values.astype(np.float64)
-        numbers[absent] = np.nan
-        return numbers
+        return self.converted(column, (values, absent), np.dtype(np.float64))
 
     def values(self, column: str, missing: bool = False) -> np.ndarray:
         """Return a column as labels if it holds categories, else as numbers."""

@@ -20,6 +20,24 @@ FEW_ROWS = 4  # of fewer rows it is not said that they leave most steps empty
 LEAST_FILLED = 0.2  # share of the steps of a series that have a row
 
 
+def require_one_role(keys: Mapping[str, str | None], lists: Mapping[str, tuple[str, ...]]) -> None:
+    """Raise SpecError if a column of ids, times or targets is named again; both map arguments to
+    columns.
+    """
+    named: dict[str, str] = {}
+    for argument, column in keys.items():
+        if column in named:
+            raise SpecError(f"{named[column]} and {argument} are both {column!r}; name two columns")
+        if column is not None:
+            named[column] = argument
+    for argument, columns in lists.items():
+        for column in columns:
+            if column in named:
+                raise SpecError(
+                    f"{argument} names {column!r}, which is {named[column]}; leave it out"
+                )
+
+
 @dataclass(frozen=True)
 class Columns:
     """Column names of a long frame; defaults as in NeuralForecast and utilsforecast.
@@ -39,28 +57,14 @@ class Columns:
 
     def __post_init__(self) -> None:
         # a column in two roles would be forecast from itself
-        named: dict[str, str] = {}
-        for argument, column in (
-            ("id_col", self.id),
-            ("time_col", self.time),
-            ("target_col", self.target),
-        ):
-            if column in named:
-                raise SpecError(
-                    f"{named[column]} and {argument} are both {column!r}; name two columns"
-                )
-            named[column] = argument
-        lists = {
-            "hist_exog_list": self.hist,
-            "futr_exog_list": self.futr,
-            "stat_exog_list": self.stat,
-        }
-        for argument, columns in lists.items():
-            for column in columns:
-                if column in named:
-                    raise SpecError(
-                        f"{argument} names {column!r}, which is {named[column]}; leave it out"
-                    )
+        require_one_role(
+            {"id_col": self.id, "time_col": self.time, "target_col": self.target},
+            {
+                "hist_exog_list": self.hist,
+                "futr_exog_list": self.futr,
+                "stat_exog_list": self.stat,
+            },
+        )
 
     def arguments(self, *, target: bool = True, hist: bool = True) -> dict[str, str]:
         """Map each column that a frame must have to the argument that names it."""

@@ -344,15 +344,15 @@ def test_what_cannot_be_used_is_named(h5, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "roles",
+    ("roles", "message"),
     [
-        {"id_col": "town", "time_col": "town"},
-        {"time_col": "at", "x": ["at"]},
-        {"id_col": "town", "y": ["load", "load"]},
+        ({"id_col": "town", "time_col": "town"}, "id_col and time_col are both 'town'"),
+        ({"time_col": "at", "x": ["at"]}, "x names 'at', which is time_col"),
+        ({"id_col": "town", "y": ["load", "load"]}, "y names 'load' twice"),
     ],
 )
-def test_a_column_has_one_role(roles):
-    with pytest.raises(SpecError, match="named before"):
+def test_a_column_has_one_role(roles, message):
+    with pytest.raises(SpecError, match=message):
         from_frame(long_frame(), **roles)
 
 
