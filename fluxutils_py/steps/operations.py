@@ -166,20 +166,34 @@ class Dense(Operation):
         return [_call("dots", names.x, *tables, names.y, *self.weight.shape)]
 
 
-# By the number of the native kernel, the functions of step.h. Of two, the first has the approximate
-# activations.
-_CELLS = {
-    0: ("lstm",),
-    1: ("gru",),
-    2: ("rnn_tanh",),
-    3: ("rnn_relu",),
-    4: ("flstm",),
-    5: ("sgru_parabolic", "gru"),
-    6: ("mgu_parabolic", "mgu"),
-    7: ("mgu_parabolic", "mgu"),
-    8: ("hfgru",),
-    9: ("min_gru",),
-    10: ("min_lstm",),
+class CellForm(NamedTuple):
+    """The functions of ``step.h`` for a cell, and where blocks of H weights go among its sums.
+
+    Of two functions, the first has the approximate activations. The inputs add to the first sums,
+    the recurrent products to the last ones.
+    """
+
+    functions: tuple[str, ...]
+    rows: int
+    of_x: tuple[int, ...]  # for each block of the input weights, its sum
+    of_h: tuple[int, ...] = ()  # of the recurrent weights
+    of_bias: tuple[int, ...] = ()  # of the only bias of an own cell
+
+
+_FOUR = (0, 1, 2, 3)
+# by the number of the native kernel
+CELLS = {
+    0: CellForm(("lstm",), 4, _FOUR, _FOUR, _FOUR),
+    1: CellForm(("gru",), 4, (1, 2, 0), (1, 2, 3), (1, 2, 0)),
+    2: CellForm(("rnn_tanh",), 1, (0,), (0,)),
+    3: CellForm(("rnn_relu",), 1, (0,), (0,)),
+    4: CellForm(("flstm",), 4, _FOUR, _FOUR, _FOUR),
+    5: CellForm(("sgru_parabolic", "gru"), 4, (0,), (1, 2, 3), (1, 2, 0)),
+    6: CellForm(("mgu_parabolic", "mgu"), 3, (1, 0), (1, 2), (1, 0)),
+    7: CellForm(("mgu_parabolic", "mgu"), 3, (0,), (1, 2), (1, 0)),
+    8: CellForm(("hfgru",), 4, (1, 2, 0), (1, 2, 3), (1, 2, 0)),
+    9: CellForm(("min_gru",), 2, (0, 1), of_bias=(0, 1)),
+    10: CellForm(("min_lstm",), 3, (0, 1, 2), of_bias=(0, 1, 2)),
 }
 
 
@@ -241,7 +255,7 @@ class CellStep(Operation):
             first = self.bias.size - self.weight_h.shape[1]
             of_h = f"{sums} + {first}"
             calls.append(_product(names, "u", self.weight_h, names.states[0], of_h))
-        functions = _CELLS[self.number]
+        functions = CELLS[self.number].functions
         arguments = [sums, *names.states]
         if functions == ("hfgru",):
             arguments.append(names.number(self.alpha))

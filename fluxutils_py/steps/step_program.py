@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,6 +38,7 @@ from fluxutils_py.nn.time_features import (
     _RunningStatistics,
 )
 from fluxutils_py.steps.operations import (
+    CELLS,
     Activation,
     CellStep,
     Dense,
@@ -60,37 +61,6 @@ from fluxutils_py.steps.operations import (
 
 class UnsupportedStep(TypeError):
     """A model has a part that no operation describes; the message names it."""
-
-
-class CellRows(NamedTuple):
-    """Where the blocks of H weights of a cell go among its sums, ordered as in ``step.h``.
-
-    The inputs add to the first sums, the recurrent products to the last ones.
-    """
-
-    rows: int
-    of_x: tuple[int, ...]  # for each block of the input weights, its sum
-    of_h: tuple[int, ...]  # of the recurrent weights
-    of_bias: tuple[int, ...] = ()  # of the only bias of an own cell
-
-
-_LSTM = CellRows(4, (0, 1, 2, 3), (0, 1, 2, 3), (0, 1, 2, 3))
-_GRU = CellRows(4, (1, 2, 0), (1, 2, 3), (1, 2, 0))
-_MGU = CellRows(3, (1, 0), (1, 2), (1, 0))
-# by the number of the native kernel
-CELL_ROWS = {
-    0: _LSTM,
-    1: _GRU,
-    2: CellRows(1, (0,), (0,)),
-    3: CellRows(1, (0,), (0,)),
-    4: _LSTM,
-    5: CellRows(4, (0,), (1, 2, 3), (1, 2, 0)),
-    6: _MGU,
-    7: CellRows(3, (0,), (1, 2), (1, 0)),
-    8: _GRU,
-    9: CellRows(2, (0, 1), (), (0, 1)),
-    10: CellRows(3, (0, 1, 2), (), (0, 1, 2)),
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -419,33 +389,22 @@ class _Writer:
             self.states.append(StateTensor(index, shape, axis, initial))
         return writer(self, inner, source, tuple(range(first, len(self.states))))
 
-    def write_torch_layers(
-        self, module: Any, source: int, states: tuple[int, ...], number: int
-    ) -> int:
-        """Write an ``nn.LSTM``, ``nn.GRU`` or ``nn.RNN``."""
+    def write_torch(self, module: Any, source: int, states: tuple[int, ...], number: int) -> int:
+        """Write an ``nn.LSTM``, ``nn.GRU`` or ``nn.RNN``, or a cell of these."""
         self._check_size(module, source, module.input_size)
-        if module.proj_size or (module.training and module.dropout and module.num_layers > 1):
-            raise UnsupportedStep(f"no operation computes projections, or dropout: {module}")
-        for k in range(module.num_layers):
-            names = [f"weight_ih_l{k}", f"weight_hh_l{k}", f"bias_ih_l{k}", f"bias_hh_l{k}"]
-            weights = [self.array(module, n) for n in names[: 4 if module.bias else 2]]
+        n_layers = getattr(module, "num_layers", 1)
+        if n_layers > 1 and module.training and module.dropout:
+            raise UnsupportedStep(f"no operation computes dropout: {module}")
+        if getattr(module, "proj_size", 0):
+            raise UnsupportedStep(f"no operation computes projections: {module}")
+        if getattr(module, "nonlinearity", "tanh") == "relu":
+            number += 1
+        names = ["weight_ih", "weight_hh", "bias_ih", "bias_hh"][: 4 if module.bias else 2]
+        for k in range(n_layers):
+            layer = f"_l{k}" if isinstance(module, nn.RNNBase) else ""
+            weights = [self.array(module, name + layer) for name in names]
             source = self._add_cell(number, 0.0, source, states, k, weights)
         return source
-
-    def write_torch_cell(
-        self, module: Any, source: int, states: tuple[int, ...], number: int
-    ) -> int:
-        self._check_size(module, source, module.input_size)
-        names = ["weight_ih", "weight_hh", "bias_ih", "bias_hh"]
-        weights = [self.array(module, n) for n in names[: 4 if module.bias else 2]]
-        return self._add_cell(number, 0.0, source, states, 0, weights)
-
-    def write_rnn(self, module: Any, source: int, states: tuple[int, ...]) -> int:
-        number = 3 if module.nonlinearity == "relu" else 2
-        write = self.write_torch_cell
-        if isinstance(module, nn.RNN):
-            write = self.write_torch_layers
-        return write(module, source, states, number)
 
     def write_own_stack(self, module: Any, source: int, states: tuple[int, ...]) -> int:
         if module.training and module.dropout and len(module.cells) > 1:
@@ -539,7 +498,7 @@ class _Writer:
         weights: Sequence[np.ndarray],
     ) -> int:
         """Add a cell with weights of x and h, and with no bias, one, or one for each."""
-        form = CELL_ROWS[number]
+        form = CELLS[number]
         w_x, w_h, *biases = weights
         H = len(w_x) // len(form.of_x)
         bias = np.zeros((form.rows, H), w_x.dtype)
@@ -641,12 +600,9 @@ _WRITERS: dict[type, _Write] = {
 }
 _OWN_CELLS = (FLSTMCell, SGRUCell, MGUCell, SMGUCell, HFGRUCell)
 _CELL_WRITERS: dict[type, _CellWrite] = {
-    nn.LSTM: partial(_Writer.write_torch_layers, number=0),
-    nn.GRU: partial(_Writer.write_torch_layers, number=1),
-    nn.LSTMCell: partial(_Writer.write_torch_cell, number=0),
-    nn.GRUCell: partial(_Writer.write_torch_cell, number=1),
-    nn.RNN: _Writer.write_rnn,
-    nn.RNNCell: _Writer.write_rnn,
+    **dict.fromkeys((nn.LSTM, nn.LSTMCell), partial(_Writer.write_torch, number=0)),
+    **dict.fromkeys((nn.GRU, nn.GRUCell), partial(_Writer.write_torch, number=1)),
+    **dict.fromkeys((nn.RNN, nn.RNNCell), partial(_Writer.write_torch, number=2)),
     CellStack: _Writer.write_own_stack,
     **dict.fromkeys(_OWN_CELLS, _Writer.write_own_cell),
     _MinGRU: _Writer.write_input_gated,
