@@ -248,7 +248,7 @@ class CHeader:
             other,
             [_at(self._state_names[s], o.place * o.n_out) for s in o.states],
             self.program.size_of(o.source),
-            self.program.states[o.states[0]].shape[0] if o.states else 0,
+            len(self.program.states[o.states[0]].initial) if o.states else 0,
             lambda name, values: self._constants(f"{name}{k}", values),
             lambda value: number(value, self.real),
             self.quantize,

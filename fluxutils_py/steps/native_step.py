@@ -266,7 +266,7 @@ def is_watched() -> bool:
 
 
 def _new_state(state: StateTensor, n_series: int) -> Tensor:
-    shape = list(state.shape)
+    shape = list(state.initial.shape)
     shape.insert(state.batch_axis, n_series)
     return torch.from_numpy(np.empty(shape, state.initial.dtype))
 

@@ -71,15 +71,12 @@ class StateTensor:
     ----------
     layer : int
         Its place among :func:`fluxutils_py.nn.states.recurrent_layers`.
-    shape : tuple of int
-        For one series: (L, H), (H,), or (n_states, 2); of past inputs (n_past, F).
     batch_axis : int
     initial : ndarray
-        Of this shape.
+        Of one series: (L, H), (H,), or (n_states, 2); of past inputs (n_past, F).
     """
 
     layer: int
-    shape: tuple[int, ...]
     batch_axis: int
     initial: np.ndarray
 
@@ -386,7 +383,7 @@ class _Writer:
             if layer.trainable_init:
                 trained = self.array(layer.initial_state, str(k))
                 initial = np.array(trained.reshape(shape))
-            self.states.append(StateTensor(index, shape, axis, initial))
+            self.states.append(StateTensor(index, axis, initial))
         return writer(self, inner, source, tuple(range(first, len(self.states))))
 
     def write_torch(self, module: Any, source: int, states: tuple[int, ...], number: int) -> int:
