@@ -294,7 +294,7 @@ def _replace_by_texts(graph: Any, name: str, texts: Sequence[str]) -> None:
 
 def _drop_unused(graph: Any) -> None:
     """Remove constants that no operator reads, of which onnxruntime would warn."""
-    used = set()
+    used: set[str] = set()
     for part in _graphs(graph):
         used.update(output.name for output in part.output)
         for node in part.node:
