@@ -7,7 +7,7 @@ import pytest
 
 from fluxutils_py.errors import DataError, SpecError
 from fluxutils_py.estimator import conformal
-from fluxutils_py.estimator.conformal import (
+from fluxutils_py.estimator.streams.conformal import (
     AdaptiveInterval,
     Calibration,
     check_level,
