@@ -7,8 +7,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from fluxutils_py.data.arrays import plain_block, to_numpy
-from fluxutils_py.data.ragged import is_list_of_series
+from fluxutils_py.data.arrays import is_list_of_series, plain_block, to_numpy
 from fluxutils_py.data.views import SequenceView
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.estimator.streams.streaming import unwrap

@@ -21,12 +21,19 @@ from torch import Tensor, nn
 
 from fluxutils_py.nn.activations import psigmoid, ptanh
 from fluxutils_py.nn.causal_kernels import TRIPLES, _Kernels
-from fluxutils_py.nn.cell_layers import CellStack
-from fluxutils_py.nn.cells import FLSTMCell, HFGRUCell, MGUCell, SGRUCell, SMGUCell, _Cell
+from fluxutils_py.nn.cells import (
+    CellStack,
+    FLSTMCell,
+    HFGRUCell,
+    MGUCell,
+    SGRUCell,
+    SMGUCell,
+    _Cell,
+)
 from fluxutils_py.nn.closed_form_model import ClosedFormModel, InputScale
+from fluxutils_py.nn.kernels.modules import is_intercepted, is_plain
 from fluxutils_py.nn.layers import BatchNorm, Elementwise, GaussianNoise
 from fluxutils_py.nn.linear_rnn import _DiagonalRecurrence, _MinGRU, _MinLSTM
-from fluxutils_py.nn.native_layers import is_intercepted, is_plain
 from fluxutils_py.nn.ready_made import LARGEST, LinearPlusNetwork, MeanModel, MeanOfKernels
 from fluxutils_py.nn.recurrent import Recur
 from fluxutils_py.nn.sequence_stack import SequenceStack, _Block

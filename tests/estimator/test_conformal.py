@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fluxutils_py.errors import DataError, SpecError
-from fluxutils_py.estimator import conformal
+from fluxutils_py.estimator.streams import conformal
 from fluxutils_py.estimator.streams.conformal import (
     AdaptiveInterval,
     Calibration,

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from fluxutils_py.estimator import residual_model
+from fluxutils_py.estimator.streams import residual_model
 from fluxutils_py.estimator.streams.residual_model import ResidualModel
 
 

@@ -22,8 +22,8 @@ from fluxutils_py.estimator.streams.step_learner import Learning, StepLearner
 from fluxutils_py.estimator.streams.watched_stream import Watch, watched_stream
 from fluxutils_py.inputs.single_steps import read_step, series_indices
 from fluxutils_py.inputs.target_codec import Transform
+from fluxutils_py.nn.kernels.recurrence import TYPES
 from fluxutils_py.nn.model_windows import takes_gaps
-from fluxutils_py.nn.native import TYPES
 from fluxutils_py.nn.parameters import Freeze
 from fluxutils_py.nn.precision import undisturbed
 from fluxutils_py.nn.states import have_begun, read_states, snapshot
