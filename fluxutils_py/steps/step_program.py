@@ -3,7 +3,7 @@
 :func:`program_of` makes a :class:`StepProgram` of a model of stateful layers, linear layers and
 activations. Two consumers share it: :class:`fluxutils_py.steps.native_step.NativeStep` runs it in
 one call, and a C file holds it as source. What surrounds a model in an estimator, scalers of inputs
-and the units or labels of outputs, is in :mod:`fluxutils_py.estimator.step_chain`.
+and the units or labels of outputs, is in :mod:`fluxutils_py.estimator.streams.step_chain`.
 """
 
 from __future__ import annotations
