@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fluxutils_py.bobbin.publish import PublishTrainingProgress
 from fluxutils_py.bobbin.task_step import Seed, TaskStep, draw, generator
 from fluxutils_py.errors import LoadError
 from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.nn.states import evaluating, reset
 from fluxutils_py.parallel import RankGroup, is_main_process
-from fluxutils_py.reporting.publish import PublishTrainingProgress
 from fluxutils_py.training.checkpointer import Checkpointer
 from fluxutils_py.training.make_optimizer import make_optimizer
 from fluxutils_py.training.minibatch import Minibatch
