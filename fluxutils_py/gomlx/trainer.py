@@ -7,18 +7,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from fluxutils_py.gomlx.trainer_metrics import (
-    BatchNumbers,
-    EvalMetrics,
-    LossFn,
-    Predictions,
-    TrainMetrics,
-)
+from fluxutils_py.gomlx.trainer_metrics import LossFn, TrainerMetrics
 from fluxutils_py.gomlx.weighted_loss import WeightedLoss
 from fluxutils_py.nn.losses import require_equal_shapes
 from fluxutils_py.nn.precision import as_float32
@@ -37,6 +31,8 @@ from fluxutils_py.training.minibatch import (
 )
 from fluxutils_py.training.resharding import require_shared_batches, reshard_rows, state_of_rank
 from fluxutils_py.training.running_metrics import (
+    EMAMetric,
+    MeanMetric,
     compute_all,
     metric_name,
     n_elements,
@@ -58,13 +54,6 @@ class Mode(Enum):
 
     TRAIN = "train"
     EVAL = "eval"
-
-
-class TotalLoss(NamedTuple):
-    """Loss of a batch, and the part of it that ``loss_fn`` gave; None without ``loss_fn``."""
-
-    total: Tensor
-    of_loss_fn: float | None
 
 
 class Trainer:
@@ -187,8 +176,19 @@ class Trainer:
         trainable = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = None if opt is None else make_optimizer(opt, trainable)
         self.scheduler = None if scheduler is None else make_scheduler(scheduler, self.optimizer)
-        self._train_metrics = TrainMetrics(loss_fn, train_metrics)
-        self._eval_metrics = EvalMetrics(loss_fn, eval_metrics)
+        self._batch_loss = _loss_metric("batch_loss", "loss+")
+        self._train_metrics = TrainerMetrics(
+            loss_fn,
+            [self._batch_loss, _loss_metric("ema_loss", "~loss+", EMAMetric)],
+            _loss_metric("ema_loss_fn", "~loss", EMAMetric),
+            train_metrics,
+        )
+        self._eval_metrics = TrainerMetrics(
+            loss_fn,
+            [_loss_metric("loss", "#loss+")],
+            _loss_metric("loss_fn", "#loss"),
+            eval_metrics,
+        )
         self.train_metrics = self._train_metrics.all
         self.eval_metrics = self._eval_metrics.all
         self.max_kinds = check_integer("max_kinds", max_kinds, 1)
@@ -271,7 +271,7 @@ class Trainer:
         if not self.model.training:
             self.model.train()
         before = self._step.n_updates  # with accumulate, most steps update nothing
-        self._predictions: Predictions | None = None
+        self._predicted: tuple[Any, Minibatch] | None = None
         info = self._step(None if batch is None else self.ranks.guard(as_minibatch, batch))
         if info is None or info.batch_loss is None:
             return info
@@ -285,12 +285,11 @@ class Trainer:
         executor = self._executor(batch.kind, Mode.TRAIN)
         with collected_losses():
             prediction = tree_map(as_float32, executor(batch.inputs))
-            loss = self._total_loss(prediction, batch)
+            loss, own_loss = self._total_loss(prediction, batch)
         prediction = detached(prediction)
-        self._predictions = self._train_metrics.predictions_of(prediction, batch)
-        numbers = self._train_metrics.measure(prediction, batch, loss.of_loss_fn)
-        n = n_elements(prediction, batch.weight)
-        return BatchLoss(loss.total, n, numbers=numbers.pack())
+        self._predicted = prediction, batch
+        numbers = self._train_metrics.measure(prediction, batch, own_loss)
+        return BatchLoss(loss, n_elements(prediction, batch.weight), numbers=numbers)
 
     def _run_again(self, batch: Minibatch) -> None:
         """Call the model as a training step does, but uncompiled, so that hooks see each module."""
@@ -305,9 +304,10 @@ class Trainer:
                     update(self.model)
             if self.scheduler is not None:
                 self.scheduler.step()
-        numbers = BatchNumbers.unpack(self._step.numbers, self.loss_fn is not None)
-        self._train_metrics.add_numbers(info.batch_loss, numbers, info.n_live)
-        self._train_metrics.add_predictions(self._predictions)
+        self._batch_loss.reset()  # it shows the loss of this step alone
+        self._train_metrics.add(info.batch_loss, self._step.numbers, info.n_live)
+        if self._predicted is not None:  # else this rank had no part of the batch
+            self._train_metrics.add_predictions(*self._predicted)
 
     def reset_train_metrics(self) -> None:
         """Reset the training metrics."""
@@ -370,8 +370,10 @@ class Trainer:
         with collected_losses(), self._step.autocast:
             executor = self._executor(batch.kind, Mode.EVAL)
             prediction = tree_map(as_float32, executor(batch.inputs))
-            loss = self._total_loss(prediction, batch)
-        self._eval_metrics.add_batch(loss.total.item(), loss.of_loss_fn, prediction, batch)
+            loss, own_loss = self._total_loss(prediction, batch)
+        numbers = self._eval_metrics.measure(prediction, batch, own_loss)
+        self._eval_metrics.add(loss.item(), numbers, n_elements(prediction, batch.weight))
+        self._eval_metrics.add_predictions(prediction, batch)
         return compute_all(self.eval_metrics)
 
     # -- both --------------------------------------------------------------------------------------
@@ -422,17 +424,18 @@ class Trainer:
         # batches of datasets are in main memory already, and moving one costs time
         return batch if first is None or first.device.type == "cpu" else batch.to(first.device)
 
-    def _total_loss(self, prediction: Any, batch: Minibatch) -> TotalLoss:
+    def _total_loss(self, prediction: Any, batch: Minibatch) -> tuple[Tensor, float | None]:
+        """Return the loss of a batch, and the part of it that ``loss_fn`` gave."""
         added = get_losses()
         if self.loss_fn is not None:
             require_equal_shapes(self.loss_fn, prediction, batch.y)
             loss = weighted_mean(self.loss_fn(prediction, batch.y), batch.weight)
-            return TotalLoss(loss if added is None else loss + added, loss.item())
+            return (loss if added is None else loss + added), loss.item()
         if added is None:
             raise ValueError(
                 "there is no loss: give the Trainer a loss_fn, or call add_loss in the model"
             )
-        return TotalLoss(added, None)
+        return added, None
 
     # -- checkpoints -------------------------------------------------------------------------------
 
@@ -470,6 +473,10 @@ class Trainer:
             self.scheduler.load_state_dict(state["scheduler"])
         self._step.load_state_dict(state["step"])
         restore(self.model, state["states"])
+
+
+def _loss_metric(name: str, short_name: str, metric: type[MeanMetric] = MeanMetric) -> MeanMetric:
+    return metric(name=name, short_name=short_name, metric_type="loss")
 
 
 def kind_key(kind: object) -> object:
