@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.nn.states import restore, snapshot
@@ -25,24 +25,6 @@ if TYPE_CHECKING:
     from fluxutils_py.training.loop import Loop
 
 Seed = int | torch.Generator
-
-
-class Task(Protocol):
-    """What a step needs of a task; see :class:`BaseTrainTask`."""
-
-    def compute_loss(self, model: nn.Module, batch: Any, *, step: int, rng: torch.Generator) -> Any:
-        """Return the loss of a batch, or a pair of the loss and auxiliary outputs."""
-
-    def batch_weight(self, batch: Any) -> float:
-        """Return the weight of a batch in means over ranks."""
-
-    def shard_batch(self, batch: Any, rank: int, size: int) -> Any:
-        """Return a rank's part of a batch."""
-
-    def reduce_extra_vars(
-        self, buffers: Mapping[str, Tensor], *, ranks: RankGroup, weight: float
-    ) -> None:
-        """Make the model's buffers equal on all ranks."""
 
 
 class TaskStep:
@@ -82,7 +64,7 @@ class TaskStep:
 
     def __init__(
         self,
-        task: Task,
+        task: Any,
         state: TrainState | None = None,
         seed: int = 0,
         *,
