@@ -13,10 +13,8 @@ import torch
 from torch import nn
 
 from fluxutils_py.nn.seeding import seeded
-from fluxutils_py.nn.states import restore, snapshot
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.training.function_step import FunctionStep
-from fluxutils_py.training.resharding import require_shared_batches, reshard_rows
 from fluxutils_py.training.step_info import BatchLoss, StepInfo
 from fluxutils_py.training.tensors import detached
 from fluxutils_py.training.train_state import TrainState
@@ -110,7 +108,7 @@ class TaskStep:
     @property
     def shares_batches(self) -> bool:
         """Whether all ranks need the same batches, and so equally many."""
-        return self._settings.get("batches", "same") == "same"
+        return self._step.shares_batches
 
     def __call__(
         self,
@@ -211,26 +209,19 @@ class TaskStep:
 
     def state_dict(self) -> dict[str, Any]:
         """Return recurrent states and waiting gradients, without model and optimizer."""
-        return {"states": snapshot(self.model), "step": self._step.state_dict()}
+        return self._step.state_dict()
 
     def reshard_state_dict(
-        self,
-        states: Sequence[Mapping[str, Any]],
-        rank: int,
-        size: int,
+        self, states: Sequence[Mapping[str, Any]], rank: int, size: int
     ) -> dict[str, Any]:
         """Return the state for one of ``size`` ranks, from the states of the ranks that saved a
         checkpoint.
         """
-        require_shared_batches(self._settings.get("batches"), len(states), size)
-        step = self._step.reshard_state_dict([state["step"] for state in states], rank, size)
-        rows = reshard_rows(self.model, [state["states"] for state in states], rank, size)
-        return {"states": rows, "step": step}
+        return self._step.reshard_state_dict(states, rank, size)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state that :meth:`state_dict` returned."""
-        restore(self.model, state["states"])
-        self._step.load_state_dict(state["step"])
+        self._step.load_state_dict(state)
 
 
 def as_generator(

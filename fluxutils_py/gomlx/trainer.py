@@ -16,7 +16,7 @@ from fluxutils_py.gomlx.trainer_metrics import LossFn, TrainerMetrics
 from fluxutils_py.gomlx.weighted_loss import WeightedLoss
 from fluxutils_py.nn.losses import require_equal_shapes
 from fluxutils_py.nn.precision import as_float32
-from fluxutils_py.nn.states import evaluating, reset, restore, snapshot
+from fluxutils_py.nn.states import evaluating, reset
 from fluxutils_py.training.added_losses import collected_losses, get_losses
 from fluxutils_py.training.dataset import as_dataset
 from fluxutils_py.training.function_step import FunctionStep
@@ -29,7 +29,7 @@ from fluxutils_py.training.minibatch import (
     require_parts,
     require_same_arity,
 )
-from fluxutils_py.training.resharding import require_shared_batches, reshard_rows, state_of_rank
+from fluxutils_py.training.resharding import state_of_rank
 from fluxutils_py.training.running_metrics import (
     EMAMetric,
     MeanMetric,
@@ -197,7 +197,6 @@ class Trainer:
         self._on_exec_creation: list[Callable[[Executor, Mode], Any]] = []
         self._arity: dict[tuple[Any, Mode], tuple[int, int]] = {}
         self._updates: dict[str, Callable[[nn.Module], Any]] = {}
-        self._batches = batches
         shard = partial(Minibatch.shard, axis=axis)
         reduction = "sum" if getattr(loss_fn, "reduction", None) == "sum" else "mean"
         self._step = FunctionStep(
@@ -355,7 +354,7 @@ class Trainer:
             for batch in data:
                 self._eval_step(batch)
                 n_batches += 1
-        if self._batches == "per_rank" and not self.ranks.is_single:
+        if not self.shares_batches and not self.ranks.is_single:
             # a rank without batches is fine if another one has some
             n_batches = sum(self.ranks.allgather(n_batches))
             self._eval_metrics.add_up_ranks(self.ranks)
@@ -441,16 +440,11 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the training state without model and optimizer, which are saved separately."""
-        return {
-            "metrics": {
-                metric_name(m): m.state_dict()
-                for m in self.train_metrics
-                if hasattr(m, "state_dict")
-            },
-            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
-            "step": self._step.state_dict(),
-            "states": snapshot(self.model),
+        metrics = {
+            metric_name(m): m.state_dict() for m in self.train_metrics if hasattr(m, "state_dict")
         }
+        scheduler = None if self.scheduler is None else self.scheduler.state_dict()
+        return {"metrics": metrics, "scheduler": scheduler, **self._step.state_dict()}
 
     def reshard_state_dict(
         self, states: Sequence[Mapping[str, Any]], rank: int, size: int
@@ -458,10 +452,8 @@ class Trainer:
         """Return the state for one of ``size`` ranks, from the states of the ranks that saved a
         checkpoint.
         """
-        require_shared_batches(self._batches, len(states), size)
-        step = self._step.reshard_state_dict([state["step"] for state in states], rank, size)
-        rows = reshard_rows(self.model, [state["states"] for state in states], rank, size)
-        return {**state_of_rank(states, rank), "step": step, "states": rows}
+        step = self._step.reshard_state_dict(states, rank, size)
+        return {**state_of_rank(states, rank), **step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state that :meth:`state_dict` returned."""
@@ -471,8 +463,7 @@ class Trainer:
                 metric.load_state_dict(state["metrics"][metric_name(metric)])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
-        self._step.load_state_dict(state["step"])
-        restore(self.model, state["states"])
+        self._step.load_state_dict(state)
 
 
 def _loss_metric(name: str, short_name: str, metric: type[MeanMetric] = MeanMetric) -> MeanMetric:
