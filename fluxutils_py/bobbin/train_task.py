@@ -19,10 +19,9 @@ from fluxutils_py.errors import LoadError
 from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.nn.states import evaluating, reset
 from fluxutils_py.parallel import RankGroup, is_main_process
+from fluxutils_py.training.batch_step import shard_batch
 from fluxutils_py.training.checkpointer import Checkpointer
 from fluxutils_py.training.make_optimizer import make_optimizer
-from fluxutils_py.training.minibatch import Minibatch
-from fluxutils_py.training.sharding import shard
 from fluxutils_py.training.step_info import StepInfo
 from fluxutils_py.training.train_state import TrainState, set_vars
 from fluxutils_py.tree import as_tensor, named_leaves, tree_map
@@ -132,9 +131,7 @@ class BaseTrainTask:
 
         By default, split all arrays of the batch along their first axis; split windows by series.
         """
-        if isinstance(batch, Minibatch):  # its arrays have series on different axes
-            return batch.shard(rank, size)
-        return shard(batch, rank, size)
+        return shard_batch(batch, rank, size)
 
     def make_training_step_fn(self, **settings: Any) -> TaskStep:
         """Return a function that takes one training step.

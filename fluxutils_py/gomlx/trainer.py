@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,8 +17,8 @@ from fluxutils_py.nn.losses import require_equal_shapes
 from fluxutils_py.nn.precision import as_float32
 from fluxutils_py.nn.states import evaluating, reset
 from fluxutils_py.training.added_losses import collected_losses, get_losses
+from fluxutils_py.training.batch_step import BatchStep
 from fluxutils_py.training.dataset import as_dataset
-from fluxutils_py.training.function_step import FunctionStep
 from fluxutils_py.training.hooks import require_arguments
 from fluxutils_py.training.make_optimizer import begin_schedule, make_optimizer, make_scheduler
 from fluxutils_py.training.minibatch import (
@@ -197,15 +196,15 @@ class Trainer:
         self._on_exec_creation: list[Callable[[Executor, Mode], Any]] = []
         self._arity: dict[tuple[Any, Mode], tuple[int, int]] = {}
         self._updates: dict[str, Callable[[nn.Module], Any]] = {}
-        shard = partial(Minibatch.shard, axis=axis)
         reduction = "sum" if getattr(loss_fn, "reduction", None) == "sum" else "mean"
-        self._step = FunctionStep(
+        self._step = BatchStep(
             self._compute_loss,
-            self.optimizer,
             model,
+            self.optimizer,
+            axis=axis,
+            weigh=lambda batch: 1.0,
             comm=comm,
             batches=batches,
-            shard=shard,
             clip=clip,
             accumulate=accumulate,
             clip_nan=clip_nan,
@@ -278,7 +277,7 @@ class Trainer:
         self.ranks.guard(self._finish_step, info, self._step.n_updates > before)
         return replace(info, metrics=compute_all(self.train_metrics))
 
-    def _compute_loss(self, batch: Minibatch) -> BatchLoss:
+    def _compute_loss(self, model: nn.Module, batch: Minibatch) -> BatchLoss:
         """Return the loss of this rank's part of a batch."""
         batch = self._check_batch(batch, Mode.TRAIN)
         executor = self._executor(batch.kind, Mode.TRAIN)
@@ -325,7 +324,7 @@ class Trainer:
 
     def on_epoch(self, loop: Loop) -> None:
         """Finish a pass over the data."""
-        self._step.finish_epoch()
+        self._step.on_epoch(loop)
 
     # -- evaluation --------------------------------------------------------------------------------
 
