@@ -143,21 +143,18 @@ class EveryNSteps(Trigger):
         self.origin: int | None = None if relative else 0
 
     def _due(self, loop: Any) -> bool:
+        if self.event == "epoch":
+            return loop.record["epoch"] % self.n == 0
         if self.origin is None:
             self.origin = loop.step - 1
         return (loop.step - self.origin) % self.n == 0
 
 
-class EveryNEpochs(Trigger):
-    """Fire after every ``n``-th epoch, counted from the start of training."""
-
-    event = "epoch"
-
-    def __init__(self, n: int) -> None:
-        self.n = check_integer("n", n, 1)
-
-    def _due(self, loop: Any) -> bool:
-        return loop.record["epoch"] % self.n == 0
+def EveryNEpochs(n: int) -> EveryNSteps:
+    """Return a trigger that fires after every ``n``-th epoch, from the start of training."""
+    trigger = EveryNSteps(n)
+    trigger.event = "epoch"
+    return trigger
 
 
 class AtSteps(Trigger):
