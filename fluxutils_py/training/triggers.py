@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any
 
 from fluxutils_py.validation import check_integer
@@ -158,37 +158,40 @@ def EveryNEpochs(n: int) -> EveryNSteps:
 
 
 class AtSteps(Trigger):
-    """Fire after the given steps: ``AtSteps(10)``, ``AtSteps(10, 20)`` or ``AtSteps((10, 20))``."""
-
-    def __init__(self, *steps: int | Iterable[int]) -> None:
-        flat: list[int] = []
-        for argument in steps:
-            flat += argument if isinstance(argument, Iterable) else [argument]
-        self.steps = frozenset(check_integer("a step", n, 0) for n in flat)
-
-    def _due(self, loop: Any) -> bool:
-        return loop.step in self.steps
-
-
-class AtFirstNSteps(Trigger):
-    """Fire after each of the first ``n`` steps, step ``n`` included.
+    """Fire after the given steps: ``AtSteps(10)``, ``AtSteps(10, 20)``, ``AtSteps((10, 20))`` or
+    ``AtSteps(range(10, 20))``.
 
     Parameters
     ----------
-    n : int
+    *steps : int or iterable of int
     of_process : bool
-        Count the steps of this process instead of all steps of training: after an interruption the
-        trigger fires ``n`` times again (bobbin: ``n - 1`` times).
+        Count the steps of this process instead of all steps of training.
     """
 
-    def __init__(self, n: int, of_process: bool = False) -> None:
-        self.n = check_integer("n", n, 0)
+    def __init__(self, *steps: int | Iterable[int], of_process: bool = False) -> None:
+        flat: list[int] = []
+        for argument in steps:
+            flat += argument if isinstance(argument, Iterable) else [argument]
+        self.steps: Container[int] = frozenset(check_integer("a step", n, 0) for n in flat)
+        self.last = max(flat, default=0)  # a setting that ranks compare
         self.of_process = of_process
         self.seen = 0
 
     def _due(self, loop: Any) -> bool:
         self.seen += 1
-        return (self.seen if self.of_process else loop.step) <= self.n
+        return (self.seen if self.of_process else loop.step) in self.steps
+
+
+def AtFirstNSteps(n: int, of_process: bool = False) -> AtSteps:
+    """Return a trigger that fires after each of the first ``n`` steps, step ``n`` included.
+
+    With ``of_process``, those of this process: after an interruption it fires ``n`` times again
+    (bobbin: ``n - 1`` times).
+    """
+    trigger = AtSteps(of_process=of_process)
+    trigger.last = check_integer("n", n, 0)
+    trigger.steps = range(n + 1)
+    return trigger
 
 
 class NTimes(Trigger):
