@@ -67,7 +67,7 @@ class NullSummaryWriter:
         """Write hyper-parameters: numbers, strings and booleans by name."""
         self._call("hparams", hparams)
 
-    def as_result_processor(self, method: object = None) -> Callable[..., None]:
+    def as_result_processor(self, method: Callable[..., Any] | None = None) -> Callable[..., None]:
         """Return a result processor that does nothing; see :class:`MultiDirectorySummaryWriter`."""
         return lambda results, state: None
 

@@ -202,7 +202,6 @@ class Trainer:
             model,
             self.optimizer,
             axis=axis,
-            weigh=lambda batch: 1.0,
             comm=comm,
             batches=batches,
             clip=clip,
@@ -306,6 +305,7 @@ class Trainer:
         self._train_metrics.add(info.batch_loss, self._step.numbers, info.n_live)
         if self._predicted is not None:  # else this rank had no part of the batch
             self._train_metrics.add_predictions(*self._predicted)
+            self._predicted = None  # it may be large
 
     def reset_train_metrics(self) -> None:
         """Reset the training metrics."""

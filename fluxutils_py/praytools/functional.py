@@ -405,7 +405,6 @@ def _train(
         params if isinstance(params, nn.Module) else None,
         optimizer,
         params=tensors,
-        weigh=lambda minibatch: 1.0,
         shard=divide,
         describe=describe,
         **settings,

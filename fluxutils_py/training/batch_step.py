@@ -121,10 +121,7 @@ class BatchStep(GradientStep):
         return info if info is None else replace(info, metrics=self.metrics)
 
     def compute_loss(self, batch: Any) -> BatchLoss | None:
-        if self._weigh is None:
-            self.weight = n_observations(batch, self._axis) or 1
-        else:
-            self.weight = self._weigh(batch)
+        self.weight = 1.0 if self._weigh is None else self._weigh(batch)
         if not self.weight:  # a mean over no data would be NaN
             return None
         result = self._loss(self.model, batch)
@@ -133,6 +130,8 @@ class BatchStep(GradientStep):
         if isinstance(result, tuple):
             result, metrics = result
             self.metrics = detached(dict(metrics))
+        if self._weigh is None:
+            self.weight = n_observations(batch, self._axis) or 1.0
         return BatchLoss(result, self.weight)
 
     def compute_again(self, batch: Any) -> None:
