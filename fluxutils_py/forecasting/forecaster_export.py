@@ -14,8 +14,9 @@ from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor, nn
 
 from fluxutils_py.errors import ExportError
-from fluxutils_py.exporting import ExportedModel, Graph, InitialState, ModelStep, write_graph
-from fluxutils_py.exporting.export_files import Path
+from fluxutils_py.exporting.export_files import ExportedModel, Path, write_graph
+from fluxutils_py.exporting.graph import Graph
+from fluxutils_py.exporting.steps import InitialState, ModelStep
 from fluxutils_py.forecasting.covariates import Covariate, Covariates
 from fluxutils_py.forecasting.direct_model import Ensemble
 from fluxutils_py.forecasting.features import LARGEST, SEASONS_BACK, Past

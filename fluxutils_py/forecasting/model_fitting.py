@@ -7,22 +7,20 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR
 
+from fluxutils_py.auto.sequence_estimators import CELLS
 from fluxutils_py.data.digest import digest_arrays
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, RankError, warn
 from fluxutils_py.estimator import Estimator, Spec
 from fluxutils_py.estimator.building import build_model
-from fluxutils_py.estimator.estimator_settings import as_callbacks, whole_batchsize
-from fluxutils_py.estimator.fit_data import FitRequest, ValidationData
 from fluxutils_py.estimator.fitting import run_fit
-from fluxutils_py.estimator.sequence_estimators import CELLS
 from fluxutils_py.forecasting.calibration import HeldOutEnd, learn_correction, walk_held_out_end
 from fluxutils_py.forecasting.correction import Correction
 from fluxutils_py.forecasting.covariates import Covariates
@@ -71,6 +69,7 @@ from fluxutils_py.frames.panel import Columns, Panel
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.reporting.progress import say_stage
 from fluxutils_py.sklearn_callbacks import hooks_of
+from fluxutils_py.training.hooks import as_callbacks
 from fluxutils_py.training.loop import Loop
 from fluxutils_py.training.make_optimizer import adamw
 
@@ -172,7 +171,7 @@ class LearningData:
         Of the whole series.
     weights : PackedSeries or None
         Of the targets, see ``target_weights``.
-    validation : ValidationData or None
+    validation : tuple or None
         Inputs and targets of the whole series, with targets only in the part that is held out.
     """
 
@@ -180,7 +179,7 @@ class LearningData:
     windows: PanelWindows
     whole: PanelWindows
     weights: PackedSeries | None = None
-    validation: ValidationData | None = None
+    validation: tuple[Any, ...] | None = None
 
     @classmethod
     def of(
@@ -206,14 +205,14 @@ class LearningData:
         first = np.maximum(lengths - val_size - 1, 0)
         if fitted.network == SEGMENTS:
             origins = Origins(first, lengths - 1)
-            at_origins = ValidationData(
+            at_origins = (
                 OriginArray(whole, origins, "inputs"),
                 OriginArray(whole, origins, "targets", of_all),
             )
             return cls(fitted, windows, whole, weights, at_origins)
         x = WindowArray(whole, "inputs")
         y = WindowArray(whole, "targets", first, weights=of_all)
-        return cls(fitted, windows, whole, weights, ValidationData(x, y, None, lengths))
+        return cls(fitted, windows, whole, weights, (x, y, None, lengths))
 
 
 def _candidates(
@@ -458,10 +457,7 @@ def fit_models(
     # not est.fit, which warns of few updates: their number is chosen here
     # a mask of no step would only cost time
     same_length = of_segments or (lengths == lengths[0]).all()
-    request = FitRequest(
-        x, y, lengths=None if same_length else lengths, validation_data=data.validation
-    )
-    run_fit(est, request)
+    run_fit(est, x, y, lengths=None if same_length else lengths, validation_data=data.validation)
     for member in est.model_.members:
         # no series has targets so far ahead
         member.forget_steps(int(lengths.max()) - 1)
@@ -545,12 +541,12 @@ def _passes(settings: SizedSettings, data: LearningData, ranks: RankGroup) -> Pa
     if data.fitted.network == SEGMENTS:
         batchsize = max(1, batchsize * seqsize // SPARSE)
         seqsize = 1
-        whole = whole_batchsize(batchsize, "weak", ranks.size)
+        whole = batchsize * ranks.size
         updates = max(1, round(settings.max_steps / 2 / math.sqrt(max(1.0, data.fitted.h / LONG))))
         n_windows = min(updates, -(-int(lengths.sum()) // whole))
         most = MOST_EPOCHS
     else:
-        whole = whole_batchsize(batchsize, "weak", ranks.size)
+        whole = batchsize * ranks.size
         updates = settings.max_steps
         n_windows = steps_per_epoch(lengths, whole, seqsize)
         most = max(MOST_EPOCHS, -(-FEW_STEPS // n_windows))  # more passes overfit

@@ -14,7 +14,7 @@ from fluxutils_py.bobbin import (
     ThreadedSummaryWriter,
 )
 from fluxutils_py.gomlx import Trainer
-from fluxutils_py.parallel import SingleProcessComm
+from fluxutils_py.parallel.communicator import SingleProcessComm
 from fluxutils_py.training import InMemory, Loop
 
 

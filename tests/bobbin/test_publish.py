@@ -22,7 +22,8 @@ from fluxutils_py.bobbin import (
 )
 from fluxutils_py.bobbin.summaries import active_collector
 from fluxutils_py.gomlx import Trainer
-from fluxutils_py.parallel import RankGroup, SingleProcessComm
+from fluxutils_py.parallel import RankGroup
+from fluxutils_py.parallel.communicator import SingleProcessComm
 from fluxutils_py.training import EveryNSteps, InMemory, Loop, StepInfo
 
 
