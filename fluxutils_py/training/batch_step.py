@@ -43,7 +43,7 @@ class BatchStep(GradientStep):
         By default, the number of observations; 1 without arrays.
     shard : callable, optional
         ``shard(batch, rank, size)`` returns a rank's part of a batch. By default, its share of the
-        observations; see :func:`shard_batch`.
+        observations; of windows, its series.
     compute_again, describe : callable, optional
         For the error of a loss that is not finite: see :meth:`GradientStep.compute_again` and
         :meth:`GradientStep.describe`.

@@ -150,7 +150,7 @@ class EveryNSteps(Trigger):
         return (loop.step - self.origin) % self.n == 0
 
 
-def EveryNEpochs(n: int) -> EveryNSteps:
+def EveryNEpochs(n: int) -> Trigger:
     """Return a trigger that fires after every ``n``-th epoch, from the start of training."""
     trigger = EveryNSteps(n)
     trigger.event = "epoch"
@@ -182,7 +182,7 @@ class AtSteps(Trigger):
         return (self.seen if self.of_process else loop.step) in self.steps
 
 
-def AtFirstNSteps(n: int, of_process: bool = False) -> AtSteps:
+def AtFirstNSteps(n: int, of_process: bool = False) -> Trigger:
     """Return a trigger that fires after each of the first ``n`` steps, step ``n`` included.
 
     With ``of_process``, those of this process: after an interruption it fires ``n`` times again
