@@ -45,37 +45,36 @@ ResultProcessor = Callable[[dict[str, EvalResults], Any], Any]
 
 class EvalTask:
     """Base class of evaluation tasks: create empty results, evaluate one batch, finalize the merged
-        results.
+    results.
 
-        Notes
-        -----
-        Source: ``EvalTask`` of bobbin, where ranks without a batch call ``evaluate`` with None.
+    Notes
+    -----
+    Source: ``EvalTask`` of bobbin, where ranks without a batch call ``evaluate`` with None.
 
-        Examples
-        --------
-        >>> from dataclasses import dataclass
-    from functools import partial, reduce
-        >>> import torch
-        >>> from torch import nn
-        >>> from fluxutils_py.bobbin import eval_batches
-        >>> @dataclass(frozen=True)
-        ... class Errors(EvalResults):
-        ...     squares: float = 0.0
-        ...     n: int = 0
-        ...
-        ...     def reduce(self, other):
-        ...         return Errors(self.squares + other.squares, self.n + other.n)
-        >>> class SquaredErrors(EvalTask):
-        ...     def create_eval_results(self, dataset_name):
-        ...         return Errors()
-        ...
-        ...     def evaluate(self, batch, model):
-        ...         x, y = batch
-        ...         return Errors((model(x) - y).square().sum().item(), y.numel())
-        >>> x = torch.arange(6.0).reshape(6, 1)
-        >>> batches = [(x[:4], x[:4] + 1), (x[4:], x[4:] + 3)]
-        >>> eval_batches(SquaredErrors(), "dev", batches, nn.Identity())
-        Errors(squares=22.0, n=6)
+    Examples
+    --------
+    >>> from dataclasses import dataclass
+    >>> import torch
+    >>> from torch import nn
+    >>> from fluxutils_py.bobbin import eval_batches
+    >>> @dataclass(frozen=True)
+    ... class Errors(EvalResults):
+    ...     squares: float = 0.0
+    ...     n: int = 0
+    ...
+    ...     def reduce(self, other):
+    ...         return Errors(self.squares + other.squares, self.n + other.n)
+    >>> class SquaredErrors(EvalTask):
+    ...     def create_eval_results(self, dataset_name):
+    ...         return Errors()
+    ...
+    ...     def evaluate(self, batch, model):
+    ...         x, y = batch
+    ...         return Errors((model(x) - y).square().sum().item(), y.numel())
+    >>> x = torch.arange(6.0).reshape(6, 1)
+    >>> batches = [(x[:4], x[:4] + 1), (x[4:], x[4:] + 3)]
+    >>> eval_batches(SquaredErrors(), "dev", batches, nn.Identity())
+    Errors(squares=22.0, n=6)
     """
 
     def create_eval_results(self, dataset_name: str) -> EvalResults:
