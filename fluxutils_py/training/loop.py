@@ -359,11 +359,11 @@ class Loop:
                 ranks.guard(self.hooks.check_restored)
                 if not ranks.is_single:
                     ranks.require_equal({**self.hooks.agree(ranks), **settings})
-                self._run_begins()
+                ranks.guard(self._run_begins)
                 self._call_hooks("start")
                 yield
                 self.end_step = self.step
-                self._run_ends()
+                ranks.guard(self._run_ends)
                 self._call_hooks("end")
             except BaseException:
                 self._progress.close()  # the source may hold threads that read ahead
@@ -398,7 +398,7 @@ class Loop:
         self.ranks.guard(getattr(batches, "reset", lambda: None))
         self._in_epoch_hooks = True
         try:
-            self._epoch_ends()
+            self.ranks.guard(self._epoch_ends, collective=True)
             self._call_hooks("epoch")
         finally:
             self._in_epoch_hooks = False
@@ -429,7 +429,7 @@ class Loop:
             progress.add(info)
             self._info = info
             self.step += 1
-            self._step_ends()
+            ranks.guard(self._step_ends)
             self.hooks.run("step", self)
         progress.read_pending()
         progress.stop_clock()
