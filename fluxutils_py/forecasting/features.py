@@ -2,6 +2,7 @@
 
 :class:`Features` has the formulas, once for NumPy and torch: training reads the past of all steps
 of a window through :class:`WindowPast`, and the exported step reads that of one step in torch.
+:class:`Correction` is what is done to the outputs of networks; ``calibration.py`` learns it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -26,22 +27,36 @@ TRANSFORMS = ("log", "none")
 # first and last value of the memory, the mean of the last season and of the memory, the naive
 # forecast of the long season, and the mean of the last N_SEASONS seasons at the same place.
 BASELINE_NAMES = ("last", "drift", "level", "mean", "long season", "seasonal mean")
+SOURCES = ("network", "seasonal naive", *BASELINE_NAMES)
 N_SEASONS = 4  # the memory holds as many
 DEVIATION = math.sqrt(math.pi / 2)  # of a normal error, in units of its mean absolute value
 
 Array = TypeVar("Array", np.ndarray, Tensor)
 
 
-class PastValues(Protocol[Array]):
-    """Values before and at each of S steps of B series, with missing ones filled in.
+class Past(Protocol[Array]):
+    """Values before and at each of S steps of B series, with missing ones filled in, and what
+    :meth:`Features.describe` says of them.
 
     Attributes
     ----------
     xp : module
         NumPy or torch: the formulas use ``where``, ``isnan`` and ``log``.
+    naive : array of shape (B, S, h)
+        Seasonal naive forecast in units of the transform: the last known value at the same position
+        in the season.
+    level, scale : array of shape (B, S)
+        Mean of the last season; mean absolute difference between values one season apart.
+    known : array of bool, shape (B, S)
+        Whether there is a value to forecast from. Elsewhere ``naive`` and ``level`` are 0 and
+        ``scale`` is 1.
     """
 
     xp: Any
+    naive: Array
+    level: Array
+    scale: Array
+    known: Array
 
     def recent(self, n: int) -> Array:
         """Return the last ``n`` values at each step: (B, S, n)."""
@@ -70,30 +85,6 @@ class PastValues(Protocol[Array]):
 
     def any_missing(self, values: Array) -> bool:
         """Whether formulas must treat missing values; always true where a graph is traced."""
-
-
-class Past(NamedTuple, Generic[Array]):
-    """Statistics at each of S steps of B series, from values up to that step.
-
-    Attributes
-    ----------
-    naive : array of shape (B, S, h)
-        Seasonal naive forecast in units of the transform: the last known value at the same position
-        in the season.
-    level, scale : array of shape (B, S)
-        Mean of the last season; mean absolute difference between values one season apart.
-    known : array of bool, shape (B, S)
-        Whether there is a value to forecast from. Elsewhere ``naive`` and ``level`` are 0 and
-        ``scale`` is 1.
-    values : PastValues
-        The values from which these were computed.
-    """
-
-    naive: Array
-    level: Array
-    scale: Array
-    known: Array
-    values: PastValues[Array]
 
 
 @dataclass(frozen=True)
@@ -199,12 +190,13 @@ class Features:
             return np.exp(values)
         return np.maximum(values, 0.0) if self.nonnegative else values
 
-    def past(self, z: np.ndarray, n_steps: int) -> Past[np.ndarray]:
-        """Compute the statistics at the last ``n_steps`` of transformed values (B, K), with the
-        steps before.
+    def past(self, z: np.ndarray, n_steps: int) -> WindowPast:
+        """Compute the past of the last ``n_steps`` of transformed values (B, K), with the steps
+        before.
         """
-        filled = self._fill_missing(z)
-        return self.statistics(WindowPast(z, filled, n_steps))
+        past = WindowPast(z, self._fill_missing(z), n_steps)
+        self.describe(past)
+        return past
 
     def inputs(self, past: Past[np.ndarray], out: np.ndarray) -> None:
         """Write the inputs of each step to ``out``, of shape (B, S, n_inputs)."""
@@ -219,22 +211,22 @@ class Features:
         if not past.known.all():
             out[~past.known] = 0.0
 
-    def statistics(self, values: PastValues[Array]) -> Past[Array]:
+    def describe(self, past: Past[Array]) -> None:
         """Compute level, scale and seasonal naive forecast at each step."""
-        xp = values.xp
-        scale = values.mean_change(self.season, self.memory)
-        if values.any_missing(scale):  # in the first season: change from step to step
-            by_step = values.mean_change(1, self.memory)
+        xp = past.xp
+        scale = past.mean_change(self.season, self.memory)
+        if past.any_missing(scale):  # in the first season: change from step to step
+            by_step = past.mean_change(1, self.memory)
             scale = xp.where(xp.isnan(scale), by_step, scale)
         # also where the scale is NaN, which no comparison is true of
         smallest = self.smallest_scale
         scale = xp.where(scale > smallest, scale, smallest)
-        level = values.mean(self.season)
-        last = values.back(0)
+        level = past.mean(self.season)
+        last = past.back(0)
         # missing values are filled in: none is left where there was one in reach
         known = ~xp.isnan(last)
-        naive = values.at(self.counterparts())
-        if values.any_missing(last) or values.any_missing(naive):
+        naive = past.at(self.counterparts())
+        if past.any_missing(last) or past.any_missing(naive):
             missing = xp.isnan(naive)
             last = last[:, :, None]
             naive = xp.where(missing, last, naive)
@@ -242,27 +234,29 @@ class Features:
             naive = xp.where(known[:, :, None], naive, 0.0)
             level = xp.where(known, level, 0.0)
             scale = xp.where(known, scale, 1.0)
-        return Past(naive, level, scale, known, values)
+        past.naive = naive
+        past.level = level
+        past.scale = scale
+        past.known = known
 
     def input_columns(self, past: Past[Array]) -> Iterator[Array]:
         """Yield the inputs in order, in groups of columns (B, S, n); not clipped, NaN where
         missing.
         """
-        values = past.values
         level = past.level
         scale = past.scale
         # one division for all inputs, which are many more than scales
         inverse = 1.0 / scale[:, :, None]
-        recent = values.recent(self.input_size)
+        recent = past.recent(self.input_size)
         yield (recent - level[:, :, None]) * inverse
         trends = (
-            level - values.mean(self.season, self.lag),
-            values.back(0) - values.back(self.season),
-            values.mean(self.lag) - level,
+            level - past.mean(self.season, self.lag),
+            past.back(0) - past.back(self.season),
+            past.mean(self.lag) - level,
         )
         for trend in trends:
             yield (trend / scale)[:, :, None]
-        size = values.xp.log(scale / self.unit)
+        size = past.xp.log(scale / self.unit)
         yield size[:, :, None]
         if self.lag > self.season:
             yield from self._lagged_columns(past, inverse)
@@ -282,8 +276,8 @@ class Features:
             first = shift - self.lag
             stop = min(shift, self.h)
             offsets = np.arange(first, stop) + 1 - shift
-            lagged = past.values.at(offsets)
-            level_then = past.values.mean(self.season, shift)
+            lagged = past.at(offsets)
+            level_then = past.mean(self.season, shift)
             # in place: these are the largest arrays of a window
             lagged -= level_then[:, :, None]
             lagged -= past.naive[:, :, first:stop] - level
@@ -294,20 +288,19 @@ class Features:
         """Return the forecasts of BASELINE_NAMES as differences from the seasonal naive one, in
         units of the scale: (B, S, 6, h). Where a value is missing, the difference is 0.
         """
-        values = past.values
-        xp = values.xp
+        xp = past.xp
         naive = past.naive[:, :, None]
-        last = values.back(0)[:, :, None]
-        drift = last + values.slope(self.memory)[:, :, None] * xp.arange(1, self.h + 1)
-        mean = values.mean(self.memory)[:, :, None]
-        long_season = values.at(self.counterparts(self.lag))
+        last = past.back(0)[:, :, None]
+        drift = last + past.slope(self.memory)[:, :, None] * xp.arange(1, self.h + 1)
+        mean = past.mean(self.memory)[:, :, None]
+        long_season = past.at(self.counterparts(self.lag))
         # a graph is traced: few operations on larger arrays
         zeros = 0.0 * past.naive
         parts = [zeros + last, drift, zeros + past.level[:, :, None], zeros + mean, long_season]
         others = xp.stack(parts, 2) - naive
         others = xp.where(xp.isnan(others), 0.0, others)
         turns = np.arange(1, N_SEASONS)[:, None] * self.season
-        seasons = values.at((self.counterparts() - turns).ravel())
+        seasons = past.at((self.counterparts() - turns).ravel())
         seasons = seasons.reshape(*seasons.shape[:2], N_SEASONS - 1, self.h) - naive
         seasons = xp.where(xp.isnan(seasons), 0.0, seasons).sum(2) / N_SEASONS
         scale = past.scale[:, :, None, None]
@@ -328,9 +321,9 @@ class Features:
         """
         if not self.wander or not quantiles:
             return z
-        xp = past.values.xp
-        unknown = xp.isnan(past.values.mean_change(self.season, self.memory))
-        from_last = xp.isnan(past.values.at(self.counterparts()))
+        xp = past.xp
+        unknown = xp.isnan(past.mean_change(self.season, self.memory))
+        from_last = xp.isnan(past.at(self.counterparts()))
         error = xp.where(from_last, xp.asarray(np.array(self.wander)), self.unit)
         deviation = DEVIATION * error[:, 0]
         point = z[:, 0]
@@ -381,7 +374,7 @@ class Features:
 
 
 class WindowPast:
-    """Past of the last ``n_steps`` steps of values (B, K) in NumPy, as :class:`PastValues`.
+    """:class:`Past` of the last ``n_steps`` steps of values (B, K) in NumPy.
 
     Parameters
     ----------
@@ -391,6 +384,10 @@ class WindowPast:
     """
 
     xp: Any = np  # of the class: modules cannot be pickled
+    naive: np.ndarray
+    level: np.ndarray
+    scale: np.ndarray
+    known: np.ndarray
 
     def __init__(
         self,
@@ -452,6 +449,47 @@ class WindowPast:
         if stop > 0:
             out[:, -stop:] = values[:, :stop]
         return out
+
+
+@dataclass(frozen=True)
+class Correction:
+    """What is done to the outputs of networks before they are converted to values.
+
+    All in units of the series' scale, so that bands are as wide as each series varies. It depends
+    on a series' past as the outputs do, and on nothing else.
+
+    Attributes
+    ----------
+    weights : ndarray of shape (sources, h)
+        Of each of SOURCES in the point forecast; they add up to 1.
+    spread : ndarray of shape (h,)
+        Factor of the distances between quantiles and point forecast.
+    offsets : ndarray of shape (Q, h)
+        Added to the quantiles then.
+    trust : ndarray of shape (h,)
+        Share of what the held-out end taught in all of them, from 0 to 1; the rest is the network
+        as it is.
+    """
+
+    weights: np.ndarray
+    spread: np.ndarray
+    offsets: np.ndarray
+    trust: np.ndarray
+
+    def apply(self, out: Array, baselines: Array, xp: Any) -> Array:
+        """Return corrected outputs (..., 1 + Q, h), for baselines (..., B, h)."""
+        as_array = np.asarray if xp is np else xp.as_tensor
+        network = out[..., :1, :]
+        others = as_array(self.weights[2:]) * baselines
+        point = as_array(self.weights[:1]) * network + others.sum(-2)[..., None, :]
+        distances = as_array(self.spread) * (out[..., 1:, :] - network)
+        levels = point + distances + as_array(self.offsets)
+        rows = [point]
+        for i in range(len(self.offsets)):
+            row = levels[..., i : i + 1, :]
+            # never below the quantile before
+            rows.append(row if i == 0 else xp.maximum(rows[-1], row))
+        return xp.concatenate(rows, -2)
 
 
 def rolling_mean(values: np.ndarray, n: int) -> np.ndarray:

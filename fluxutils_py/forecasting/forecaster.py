@@ -15,9 +15,8 @@ from torch import nn
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.estimator.spec import explains_arguments
 from fluxutils_py.exporting.export_files import check_format
-from fluxutils_py.forecasting.correction import Correction
 from fluxutils_py.forecasting.cross_validation import cross_validate
-from fluxutils_py.forecasting.features import Features
+from fluxutils_py.forecasting.features import Correction, Features
 from fluxutils_py.forecasting.fitted_state import (
     FittedState,
     warn_short_series,

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fluxutils_py.errors import DataError, warn
-from fluxutils_py.forecasting.covariates import Covariate
+from fluxutils_py.forecasting.channels import Covariate
 from fluxutils_py.forecasting.features import Features
 from fluxutils_py.forecasting.fitted_state import FittedState
 from fluxutils_py.forecasting.history import History, Steps, forecasts
@@ -235,7 +235,7 @@ def future_covariates(
     DataError
         If a row or a value is missing. The message names it.
     """
-    covariates = [c.name for c in fitted.covariates.futr]
+    covariates = [c.name for c in fitted.channels.futr]
     channels = np.zeros((len(covariates), history.n_series, h))
     if not covariates:
         if futr_df is not None:
@@ -253,7 +253,7 @@ def future_covariates(
     ahead = _rows_ahead(fitted, frame, panel, h)
     # rows of other series and times are no error: a calendar covers more than is asked for
     _require_all_rows(fitted, panel, ahead, h)
-    _fill_covariates(channels, fitted.covariates.futr, frame, ahead)
+    _fill_covariates(channels, fitted.channels.futr, frame, ahead)
     return channels
 
 
@@ -306,8 +306,8 @@ def score_forecasts(
             "forecaster was fitted on, to score"
         )
     # 0 where there is no row: these steps are not scored
-    channels = np.zeros((len(fitted.covariates.futr), history.n_series, fitted.h))
-    _fill_covariates(channels, fitted.covariates.futr, frame, ahead)
+    channels = np.zeros((len(fitted.channels.futr), history.n_series, fitted.h))
+    _fill_covariates(channels, fitted.channels.futr, frame, ahead)
     values = forecast_values(fitted, history, channels)[ahead.series, 0, ahead.step]
     scale = _typical_changes(history.tail[0], fitted.features.season)
     return -float(np.mean(np.abs(values - truth[ahead.rows]) / scale[ahead.series]))
@@ -335,7 +335,7 @@ def require_same_static(
     """Raise DataError if a stored series comes with another static value: its state has followed
     from the old one.
     """
-    if not fitted.covariates.stat:
+    if not fitted.channels.stat:
         return
     stored = require_frame(history).ids
     if static_df is not None:  # it may also have series of which df has no row
@@ -345,13 +345,13 @@ def require_same_static(
     with warnings.catch_warnings():
         # of new categories: an error follows, or they are of new series
         warnings.simplefilter("ignore")
-        given = fitted.covariates.static(panel)
+        given = fitted.channels.static(panel)
     known = np.flatnonzero(series >= 0)
     changed = np.argwhere(given[known] != history.static[series[known]])
     if len(changed):
         i = known[changed[0, 0]]
         channel = changed[0, 1]
-        column = fitted.covariates.stat[channel]
+        column = fitted.channels.stat[channel]
         new = panel.static[column.name][i]
         shown = new if column.categories is None else repr(new)
         raise DataError(
@@ -389,7 +389,7 @@ def further_steps(
         lengths=ends,
     )
     values = _values_after_gaps(fitted, panel, lengths)
-    return Steps(series, lengths, values, fitted.covariates.static(panel), extended)
+    return Steps(series, lengths, values, fitted.channels.static(panel), extended)
 
 
 def _gaps(
@@ -466,7 +466,7 @@ def _values_after_gaps(
     """Return the channels (C, total) of a panel, each series at the end of its ``lengths[n]`` steps
     and NaN before.
     """
-    values = fitted.channel_values(panel)
+    values = fitted.channels.values(panel, fitted.columns.target)
     out = np.full((len(values), int(lengths.sum())), np.nan)
     # only its lengths matter for the positions
     longer = replace(panel, lengths=lengths)

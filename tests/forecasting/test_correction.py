@@ -10,7 +10,7 @@ import torch
 
 from fluxutils_py.errors import SpecError
 from fluxutils_py.forecasting import Forecaster
-from fluxutils_py.forecasting.correction import SOURCES, Correction
+from fluxutils_py.forecasting.features import SOURCES, Correction
 from fluxutils_py.forecasting.forecaster_export import ForecastStep
 
 H, SEASON, LAG = 5, 3, 6
