@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -34,9 +34,14 @@ DEVIATION = math.sqrt(math.pi / 2)  # of a normal error, in units of its mean ab
 Array = TypeVar("Array", np.ndarray, Tensor)
 
 
-class Past(Protocol[Array]):
+class Past(Generic[Array]):
     """Values before and at each of S steps of B series, with missing ones filled in, and what
     :meth:`Features.describe` says of them.
+
+    Parameters
+    ----------
+    z, filled : array of shape (B, K)
+        Transformed values up to the last step, as they were given, and with missing ones filled in.
 
     Attributes
     ----------
@@ -58,33 +63,55 @@ class Past(Protocol[Array]):
     scale: Array
     known: Array
 
+    def __init__(self, z: Array, filled: Array) -> None:
+        self.z: Array = z
+        self.filled: Array = filled
+
     def recent(self, n: int) -> Array:
         """Return the last ``n`` values at each step: (B, S, n)."""
+        raise NotImplementedError
 
     def at(self, offsets: np.ndarray) -> Array:
         """Return the values at ``step + offset`` for each offset, 0 or less: (B, S, offsets)."""
+        raise NotImplementedError
 
     def back(self, n: int) -> Array:
         """Return the value ``n`` steps before each step: (B, S)."""
+        raise NotImplementedError
+
+    def any_missing(self, values: Array) -> bool:
+        """Whether formulas must treat missing values; always true where a graph is traced."""
+        raise NotImplementedError
+
+    def mean_of(self, values: Array, n: int, back: int = 0) -> Array:
+        """Return the mean of those values (B, K) that are known among the ``n`` up to ``back``
+        columns before each step: (B, S), NaN if none is.
+        """
+        raise NotImplementedError
 
     def mean(self, n: int, back: int = 0) -> Array:
         """Return the mean of the known values in the ``n`` steps up to ``back`` steps before each
         step: (B, S), NaN if there are none.
         """
+        return self.mean_of(self.filled, n, back)
 
     def slope(self, n: int) -> Array:
         """Return the mean change from step to step in the last ``n`` steps, of values that are
         known or filled in: (B, S), NaN if there are none.
         """
+        return self.mean_of(changes(self.filled, 1), n)
 
     def mean_change(self, back: int, n: int) -> Array:
         """Return the mean absolute change over ``back`` steps in the last ``n`` steps: (B, S).
 
         Only values that were given count, not those that were filled in. NaN if there are none.
         """
+        return self.mean_of(abs(changes(self.z, back)), n)
 
-    def any_missing(self, values: Array) -> bool:
-        """Whether formulas must treat missing values; always true where a graph is traced."""
+
+def changes(values: Array, back: int) -> Array:
+    """Return the changes of values (B, K) over ``back`` columns: (B, K - back)."""
+    return values[:, back:] - values[:, : values.shape[1] - back]
 
 
 @dataclass(frozen=True)
@@ -373,30 +400,13 @@ class Features:
         return filled
 
 
-class WindowPast:
-    """:class:`Past` of the last ``n_steps`` steps of values (B, K) in NumPy.
+class WindowPast(Past[np.ndarray]):
+    """Past of the last ``n_steps`` steps in NumPy."""
 
-    Parameters
-    ----------
-    z, filled : ndarray of shape (B, K)
-        Transformed values as they were given, and with missing ones filled in.
-    n_steps : int
-    """
+    xp = np  # of the class: modules cannot be pickled
 
-    xp: Any = np  # of the class: modules cannot be pickled
-    naive: np.ndarray
-    level: np.ndarray
-    scale: np.ndarray
-    known: np.ndarray
-
-    def __init__(
-        self,
-        z: np.ndarray,
-        filled: np.ndarray,
-        n_steps: int,
-    ) -> None:
-        self.z = z
-        self.filled = filled
+    def __init__(self, z: np.ndarray, filled: np.ndarray, n_steps: int) -> None:
+        super().__init__(z, filled)
         self.n_steps = n_steps
         # of all K steps, by their length: several features need the same mean
         self._means: dict[int, np.ndarray] = {}
@@ -417,17 +427,8 @@ class WindowPast:
             self._means[n] = rolling_mean(self.filled, n)
         return self._shifted(self._means[n], back)
 
-    def slope(self, n: int) -> np.ndarray:
-        change = np.full(self.filled.shape, np.nan)
-        np.subtract(self.filled[:, 1:], self.filled[:, :-1], out=change[:, 1:])
-        return self._shifted(rolling_mean(change, n), 0)
-
-    def mean_change(self, back: int, n: int) -> np.ndarray:
-        change = np.full(self.z.shape, np.nan)
-        earlier = self.z[:, :-back]
-        step = self.z[:, back:] - earlier
-        np.abs(step, out=change[:, back:])
-        return self._shifted(rolling_mean(change, n), 0)
+    def mean_of(self, values: np.ndarray, n: int, back: int = 0) -> np.ndarray:
+        return self._shifted(rolling_mean(values, n), back)
 
     def any_missing(self, values: np.ndarray) -> bool:
         return bool(np.isnan(values).any())

@@ -16,7 +16,7 @@ from fluxutils_py.errors import ExportError
 from fluxutils_py.exporting import ExportedModel, Graph, InitialState, ModelStep, write_graph
 from fluxutils_py.exporting.export_files import Path
 from fluxutils_py.forecasting.channels import Channels, Covariate
-from fluxutils_py.forecasting.features import LARGEST, SEASONS_BACK
+from fluxutils_py.forecasting.features import LARGEST, SEASONS_BACK, Past
 from fluxutils_py.forecasting.fitted_state import FittedState
 from fluxutils_py.forecasting.history import forecasts_along
 from fluxutils_py.forecasting.networks import Ensemble
@@ -227,24 +227,13 @@ class ForecastStep(nn.Module):
         return torch.where(known, y, torch.nan)
 
 
-class StepPast:
-    """:class:`Past` of one step in torch: S is 1.
+class StepPast(Past[Tensor]):
+    """Past of one step in torch: S is 1."""
 
-    Parameters
-    ----------
-    z, filled : Tensor of shape (B, K)
-        The last values, the current one last, as they came and with missing ones filled in.
-    """
-
-    xp: Any = torch
-    naive: Tensor
-    level: Tensor
-    scale: Tensor
-    known: Tensor
+    xp = torch
 
     def __init__(self, z: Tensor, filled: Tensor) -> None:
-        self.z = z
-        self.filled = filled
+        super().__init__(z, filled)
         self.n_kept = filled.shape[1]
 
     def recent(self, n: int) -> Tensor:
@@ -260,41 +249,17 @@ class StepPast:
         column = self.n_kept - 1 - n
         return self.filled.narrow(1, column, 1)
 
-    def mean(self, n: int, back: int = 0) -> Tensor:
-        return _known_mean(self.filled, self.n_kept - back, n)
-
-    def slope(self, n: int) -> Tensor:
-        later = self.filled.narrow(1, 1, self.n_kept - 1)
-        earlier = self.filled.narrow(1, 0, self.n_kept - 1)
-        return _known_mean(later - earlier, self.n_kept - 1, n)
-
-    def mean_change(self, back: int, n: int) -> Tensor:
-        n_changes = self.n_kept - back
-        later = self.z.narrow(1, back, n_changes)
-        earlier = self.z.narrow(1, 0, n_changes)
-        return _known_mean((later - earlier).abs(), n_changes, n)
+    def mean_of(self, values: Tensor, n: int, back: int = 0) -> Tensor:
+        stop = values.shape[1] - back
+        # narrow: slices with negative bounds would wrap around
+        start = max(0, stop - n)
+        part = values.narrow(1, start, max(0, stop) - start)
+        known = ~part.isnan()
+        total = torch.where(known, part, 0.0).sum(-1, keepdim=True)
+        return total / known.sum(-1, keepdim=True)
 
     def any_missing(self, values: Tensor) -> bool:
         return True  # a traced graph has one way through, for all values
-
-
-def _known_mean(
-    values: Tensor,
-    stop: int,
-    n: int,
-) -> Tensor:
-    """Return the mean (B, 1) of the values that are known among the ``n`` before column ``stop``;
-    NaN if none is.
-    """
-    # narrow: slices with negative bounds would wrap around
-    start = max(0, stop - n)
-    length = max(0, stop) - start
-    part = values.narrow(1, start, length)
-    known = ~part.isnan()
-    part = torch.where(known, part, 0.0)
-    total = part.sum(-1, keepdim=True)
-    count = known.sum(-1, keepdim=True)
-    return total / count
 
 
 def covariate_inputs(
@@ -366,7 +331,7 @@ def check_forecaster_export(
     # short series have fewer steps than are compared
     origins = np.unique(origins.astype(int), axis=1)
     outputs = _run_file(path, windows)
-    expected = forecasts_along(fitted.models, windows, origins, fitted.quantiles)
+    expected = forecasts_along(fitted, windows, origins)
     largest = 0.0
     for at, want in zip(origins.T, expected, strict=True):
         got = outputs[at, np.arange(len(at))]

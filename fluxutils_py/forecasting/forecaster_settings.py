@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from copy import copy
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -35,62 +36,34 @@ N_MODELS = 4  # the surest gain, whatever the data
 MANY_VALUES = 50_000  # from which on four take more than four minutes
 
 
+@dataclass(eq=False, repr=False)
 class ForecasterSettings(CallbackSupport, BaseEstimator):
     """The arguments of a :class:`Forecaster`, as its attributes: see there."""
 
+    h: int
+    season_length: Any = None
+    freq: Any = None
+    _: KW_ONLY
+    quantiles: Sequence[float] = ()
+    calibrate: bool = True
+    transform: str = "auto"
+    loss: Any = "auto"
+    network: Any = "auto"
     # numbers; None before with_size chooses them
-    hidden_size: Any
-    n_models: Any
-    max_steps: Any
-
-    def __init__(
-        self,
-        h: int,
-        season_length: int | Sequence[int] | None = None,
-        freq: Any = None,
-        *,
-        quantiles: Sequence[float] = (),
-        calibrate: bool = True,
-        transform: str = "auto",
-        loss: Any = "auto",
-        network: Any = "auto",
-        hidden_size: int | None = None,
-        n_models: int | None = None,
-        max_steps: int | None = None,
-        batchsize: int = 48,
-        seqsize: int = 96,
-        lr: float = 4e-3,
-        hist_exog_list: Sequence[str] = (),
-        futr_exog_list: Sequence[str] = (),
-        stat_exog_list: Sequence[str] = (),
-        comm: Any = "auto",
-        device: Any = None,
-        callbacks: Any = None,
-        random_state: Any = None,
-        verbose: Any = "auto",
-    ) -> None:
-        self.h = h
-        self.season_length = season_length
-        self.freq = freq
-        self.quantiles = quantiles
-        self.calibrate = calibrate
-        self.transform = transform
-        self.loss = loss
-        self.network = network
-        self.hidden_size = hidden_size
-        self.n_models = n_models
-        self.max_steps = max_steps
-        self.batchsize = batchsize
-        self.seqsize = seqsize
-        self.lr = lr
-        self.hist_exog_list = hist_exog_list
-        self.futr_exog_list = futr_exog_list
-        self.stat_exog_list = stat_exog_list
-        self.comm = comm
-        self.device = device
-        self.callbacks = callbacks
-        self.random_state = random_state
-        self.verbose = verbose
+    hidden_size: Any = None
+    n_models: Any = None
+    max_steps: Any = None
+    batchsize: int = 48
+    seqsize: int = 96
+    lr: float = 4e-3
+    hist_exog_list: Sequence[str] = ()
+    futr_exog_list: Sequence[str] = ()
+    stat_exog_list: Sequence[str] = ()
+    comm: Any = "auto"
+    device: Any = None
+    callbacks: Any = None
+    random_state: Any = None
+    verbose: Any = "auto"
 
 
 # Python names it in the error for an argument that is missing.
