@@ -169,6 +169,11 @@ class Channels:
     base: bool = False
 
     @property
+    def groups(self) -> dict[str, tuple[Covariate, ...]]:
+        """The covariates by the names of the inputs of an exported file."""
+        return {"past": self.hist, "static": self.stat, "known": self.futr}
+
+    @property
     def covariates(self) -> list[Covariate]:
         """All covariates, group by group."""
         return [*self.hist, *self.stat, *self.futr]

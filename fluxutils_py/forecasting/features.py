@@ -211,12 +211,6 @@ class Features:
             )
         return np.log(values)
 
-    def inverse(self, values: np.ndarray) -> np.ndarray:
-        """Undo :meth:`forward`; nothing is below 0 if ``nonnegative``."""
-        if self.log:
-            return np.exp(values)
-        return np.maximum(values, 0.0) if self.nonnegative else values
-
     def past(self, z: np.ndarray, n_steps: int) -> WindowPast:
         """Compute the past of the last ``n_steps`` of transformed values (B, K), with the steps
         before.
@@ -332,6 +326,26 @@ class Features:
         seasons = xp.where(xp.isnan(seasons), 0.0, seasons).sum(2) / N_SEASONS
         scale = past.scale[:, :, None, None]
         return xp.concatenate([others, seasons[:, :, None]], 2) / scale
+
+    def denormalised(
+        self,
+        out: Array,
+        past: Past[Array],
+        quantiles: Sequence[float],
+        correction: Correction | None,
+    ) -> Array:
+        """Convert outputs (B, 1 + Q, h) at one step to the units of the series; nothing is below 0
+        if ``nonnegative``. NaN where no value is known: the naive forecast of 0 would pass for one.
+        """
+        xp = past.xp
+        if correction is not None:
+            out = correction.apply(out, self.baselines(past)[:, 0], xp)
+        z = self.widened(past.naive + past.scale[:, :, None] * out, past, quantiles)
+        if self.log:
+            z = xp.exp(z)
+        elif self.nonnegative:
+            z = xp.clip(z, 0.0, None)
+        return xp.where(past.known[:, :, None], z, xp.nan)
 
     def widened(
         self,

@@ -97,7 +97,7 @@ class FittedState:
         n_source = len(values) - n_ahead
         source = PackedSeries(values[:n_source], lengths)
         ahead = PackedSeries(values[n_source:], lengths) if n_ahead else None
-        return PanelWindows(source, self.features, self.channels, static, ahead, self.correction)
+        return PanelWindows(source, self.features, self.channels, static, ahead)
 
     def require_modelled(self, panel: Panel) -> None:
         """Raise DataError, with series and time, if a value has no logarithm and the networks model

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fluxutils_py.errors import ExportError
 from fluxutils_py.exporting import ExportedModel, Graph, InitialState, ModelStep, write_graph
 from fluxutils_py.exporting.export_files import Path
-from fluxutils_py.forecasting.channels import Channels, Covariate
+from fluxutils_py.forecasting.channels import Covariate
 from fluxutils_py.forecasting.features import LARGEST, SEASONS_BACK, Past
 from fluxutils_py.forecasting.fitted_state import FittedState
 from fluxutils_py.forecasting.history import forecasts_along
@@ -24,6 +24,8 @@ from fluxutils_py.forecasting.panel_windows import PanelWindows
 from fluxutils_py.frames.panel import Panel
 from fluxutils_py.parallel import get_communicator
 from fluxutils_py.versions import installed_version
+
+N_COMPARED = 24  # steps at which forecasts are compared
 
 
 class ForecastStep(nn.Module):
@@ -69,7 +71,9 @@ class ForecastStep(nn.Module):
         # enough for every feature, and for the seasons from which a missing value is filled in
         self.n_kept = max(features.reach, SEASONS_BACK * features.season) + 1
         self.kept: dict[str, tuple[int, ...]] = {"values": (2, 1, self.n_kept), "age": (1,)}
-        for name, group in covariate_inputs(channels).items():
+        for name, group in channels.groups.items():
+            if not group:
+                continue  # a graph has no inputs of size 0
             # those known ahead have a value now, and one at each of the next steps
             times = 1 + channels.h if name == "known" else 1
             for part in ("mean", "scale"):
@@ -211,20 +215,7 @@ class ForecastStep(nn.Module):
         by_model = out.unflatten(-1, (self.n_models, -1))
         mean = by_model.mean(-2)
         mean = mean.unflatten(-1, (self.n_outputs, -1))
-        # averaged before the transform is undone, as in "forecasts"
-        scale = past.scale[:, :, None]
-        if self.correction is not None:
-            baselines = self.features.baselines(past).squeeze(1)
-            mean = self.correction.apply(mean, baselines, torch)
-        y = past.naive + scale * mean
-        y = self.features.widened(y, past, self.quantiles)
-        if self.features.log:
-            y = y.exp()
-        elif self.features.nonnegative:
-            y = y.clamp(min=0.0)
-        # NaN: the naive forecast of 0 would pass for a forecast
-        known = past.known[:, :, None]
-        return torch.where(known, y, torch.nan)
+        return self.features.denormalised(mean, past, self.quantiles, self.correction)
 
 
 class StepPast(Past[Tensor]):
@@ -262,19 +253,6 @@ class StepPast(Past[Tensor]):
         return True  # a traced graph has one way through, for all values
 
 
-def covariate_inputs(
-    channels: Channels, all_groups: bool = False
-) -> dict[str, tuple[Covariate, ...]]:
-    """Return the groups of covariates by the names of their inputs; without ``all_groups``, only
-    those that are not empty, since a graph has no inputs of size 0.
-    """
-    groups = {"past": channels.hist, "static": channels.stat, "known": channels.futr}
-    return {name: group for name, group in groups.items() if group or all_groups}
-
-
-N_COMPARED = 24  # steps at which forecasts are compared
-
-
 def export_forecaster(
     fitted: FittedState,
     path: Path,
@@ -288,7 +266,7 @@ def export_forecaster(
     inputs = [torch.ones(n, dtype=torch.float64) for n in step.inputs.values()]
     covariates = {
         name: [_describe_covariate(c) for c in group]
-        for name, group in covariate_inputs(fitted.channels, all_groups=True).items()
+        for name, group in fitted.channels.groups.items()
     }
     metadata = {
         "h": fitted.h,

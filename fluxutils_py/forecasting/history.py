@@ -347,31 +347,21 @@ def forecasts_along(
     NaN for -1.
     """
     by_model = [outputs_along(model, windows, origins) for model in fitted.models]
-    outputs = np.mean(by_model, 0)
-    for out, at in zip(outputs.swapaxes(0, 1), origins.T, strict=True):
-        steps = _single_steps(np.maximum(at, 0))
-        past = windows.past(steps, 0, 1)
-        yield denormalise(windows, past, out, fitted.quantiles)
+    for i, at in enumerate(origins.T):
+        past = windows.past(_single_steps(np.maximum(at, 0)), 0, 1)
+        yield _denormalised(fitted, past, [outputs[:, i] for outputs in by_model])
 
 
-def denormalise(
-    windows: PanelWindows,
-    past: WindowPast,
-    out: np.ndarray,
-    quantiles: Sequence[float],
+def _denormalised(
+    fitted: FittedState, past: WindowPast, by_model: Sequence[np.ndarray]
 ) -> np.ndarray:
-    """Convert outputs (N, outputs) to the units of the series, (N, 1 + quantiles, h); NaN where no
-    value is known.
+    """Average the outputs (N, outputs) of networks, and convert them to the units of the series,
+    (N, 1 + quantiles, h).
     """
-    out = out.reshape(len(out), 1 + len(quantiles), -1)
-    if windows.correction is not None:
-        baselines = windows.features.baselines(past)[:, 0]
-        out = windows.correction.apply(out, baselines, np)
-    z = past.naive + past.scale[:, :, None] * out
-    z = windows.features.widened(z, past, quantiles)
-    values = windows.features.inverse(z)
-    values[~past.known[:, 0]] = np.nan
-    return values
+    # before the transform is undone, which keeps quantiles in order
+    out = np.mean(by_model, 0)
+    out = out.reshape(len(out), len(fitted.names), -1)
+    return fitted.features.denormalised(out, past, fitted.quantiles, fitted.correction)
 
 
 def forecasts(
@@ -379,11 +369,9 @@ def forecasts(
 ) -> np.ndarray:
     """Forecast from the step ``at[n]`` of each series, in its units: (N, 1 + quantiles, h).
 
-    Outputs of several networks are averaged before the transform is undone, which keeps quantiles
-    in order. NaN for series without known values.
+    NaN for series without known values.
     """
     past = windows.past(_single_steps(at), 0, 1)
     pairs = zip(fitted.models, states, strict=True)
     by_model = [last_outputs(model, windows, at, state) for model, state in pairs]
-    out = np.mean(by_model, 0)
-    return denormalise(windows, past, out, fitted.quantiles)
+    return _denormalised(fitted, past, by_model)

@@ -134,7 +134,7 @@ def fit_panel(
     warn_long_horizon(fitted.h, lengths)
     warn_short_series(fitted.features.season, lengths, training.ids)
     warn_little_learnt(correction, int(sized.max_steps))
-    return fitted, replace(data.whole, correction=correction)
+    return fitted, data.whole
 
 
 def choose_inputs(settings: ForecasterSettings, columns: Columns, panel: Panel) -> FittedState:

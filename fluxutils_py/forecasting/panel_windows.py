@@ -13,7 +13,7 @@ from fluxutils_py.data.arrays import DuckArray
 from fluxutils_py.data.indexing import Index
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.forecasting.channels import Channels
-from fluxutils_py.forecasting.features import Correction, Features, WindowPast
+from fluxutils_py.forecasting.features import Features, WindowPast
 
 
 class PackedSeries:
@@ -89,8 +89,6 @@ class PanelWindows:
         Static covariates.
     ahead : PackedSeries, optional
         Covariates known ahead, as long as the series or longer.
-    correction : Correction, optional
-        Of what networks make of these windows.
 
     Covariates are scaled numbers, followed by codes of categories.
     """
@@ -100,7 +98,6 @@ class PanelWindows:
     channels: Channels
     static: np.ndarray | None = None
     ahead: PackedSeries | None = None
-    correction: Correction | None = None
     # the last window that was cut: its rows and steps, channels and past
     _cached: tuple[Segments, int, int, np.ndarray, WindowPast] | None = field(
         default=None, repr=False
