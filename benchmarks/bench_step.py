@@ -26,7 +26,7 @@ from fluxutils_py import Estimator, Spec
 from fluxutils_py.parallel.gradient_vector import GradientVector
 from fluxutils_py.training.gradient_step import GradientStep
 from fluxutils_py.training.hooks import Hooks
-from fluxutils_py.training.tensor_batches import TensorBatches
+from fluxutils_py.training.minibatch import TensorBatches
 
 PARTS = {
     "window cut and converted": [(TensorBatches, "_load")],

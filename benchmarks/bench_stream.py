@@ -33,7 +33,7 @@ from sklearn.pipeline import make_pipeline
 from torch import Tensor, nn
 
 from fluxutils_py import Estimator, SequenceScaler, stream
-from fluxutils_py.exporting import ExportedModel
+from fluxutils_py.exporting.export_files import ExportedModel
 from fluxutils_py.nn import LSTM, native_kernels
 
 BASE = "bare model"

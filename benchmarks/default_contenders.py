@@ -12,7 +12,7 @@ import importlib.util
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -131,24 +131,20 @@ def ours(data: RealData, seed: int) -> Predict:
     return predict
 
 
-# The defaults of version 0.1.0, and what switches off what came later.
+# The defaults of version 0.1.0, and what switches off what came later. Inputs stay as they are, see
+# as_in_0_1_0.
 OLD = {
     "hidden_size": 32,
     "num_layers": 1,
     "cell": "lstm",
     "dropout": 0.0,
     "lr": 1e-2,
-    "weight_decay": 0.01,
     "epochs": 100,
     "batchsize": 256,
     "seqsize": None,
-    "shuffle": False,
-    "clip": None,
-    "rebatch": "auto",
+    "spec": {"shuffle": False, "clip": None, "lr_schedule": None},
     "scale_target": True,
-    "scale_input": False,
     "max_updates": None,
-    "lr_schedule": None,
     "n_models": 1,
     "class_weight": None,
 }
@@ -165,9 +161,10 @@ def known(settings: Mapping[str, Any], names: set[str]) -> dict[str, Any]:
 def as_in_0_1_0(data: RealData, seed: int) -> Predict:
     if data.kind != "characters":
         names = set(ready_made(data, seed, {}).get_params())
-        return by_estimator(data, ready_made(data, seed, known(OLD, names)))
-    from dataclasses import fields
-
+        est = ready_made(data, seed, known(OLD, names))
+        choose = est.choose
+        est.choose = lambda *size: replace(choose(*size), scale_input=False)
+        return by_estimator(data, est)
     from fluxutils_py import EstimatorClassifier, Spec
 
     model = functools.partial(network, n_symbols(data))

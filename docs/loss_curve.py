@@ -27,7 +27,7 @@ y[:, :, :8] = np.nan
 figure, ax = plt.subplots(figsize=(6.4, 3.4), layout="constrained")
 fit = partial(SequenceRegressor, 24, seqsize=5, batchsize=32, epochs=20, lr=1e-2, random_state=0)
 for colour, overlap in zip(("tab:orange", "tab:blue"), (0, 10), strict=True):
-    est = fit(overlap=overlap)
+    est = fit(spec={"overlap": overlap})
     est.fit(x[:, :48], y[:, :48], validation_data=(x[:, 48:], y[:, 48:]))
     LossCurveDisplay.from_estimator(
         est, ax=ax, name=f"seqsize=5, overlap={overlap}", curve_kwargs={"color": colour}

@@ -11,22 +11,20 @@
 (1, 20, 50)
 """
 
-from fluxutils_py.data import h5concat, h5create, h5mmap, h5save, samples, timesteps, zarrcreate
+from fluxutils_py.auto import SequenceClassifier, SequenceRegressor
+from fluxutils_py.data import h5concat, h5create, h5mmap, h5save, samples, timesteps
 from fluxutils_py.estimator import (
     Estimator,
     EstimatorClassifier,
     EstimatorRegressor,
     LossCurveDisplay,
-    SequenceClassifier,
-    SequenceRegressor,
     Spec,
     check_export,
     export,
-    flatten_steps,
     pooled_scorer,
     stream,
 )
-from fluxutils_py.explaining import SequencePredictionDisplay, explain
+from fluxutils_py.explaining import explain
 from fluxutils_py.frames import from_frame
 from fluxutils_py.nn.losses import seqloss
 from fluxutils_py.nn.ops import bmm
@@ -50,7 +48,6 @@ __all__ = [
     "SequenceClassifier",
     "SequenceFeatures",
     "SequenceImputer",
-    "SequencePredictionDisplay",
     "SequenceRegressor",
     "SequenceScaler",
     "Spec",
@@ -60,7 +57,6 @@ __all__ = [
     "check_export",
     "explain",
     "export",
-    "flatten_steps",
     "from_frame",
     "grad2net",
     "h5concat",
@@ -85,6 +81,5 @@ __all__ = [
     "truncate",
     "vec2net",
     "weights",
-    "zarrcreate",
 ]
 __version__ = "0.2.0"

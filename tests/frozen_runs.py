@@ -38,6 +38,7 @@ from fluxutils_py import (
 from fluxutils_py.nn import GRU, LRU, LSTM, TCN, MinGRU
 from fluxutils_py.parallel import get_communicator
 from fluxutils_py.training import Checkpointer, EveryNSteps
+from tests.plain_networks import LagRegressor
 
 FILE = Path(__file__).parent / "golden" / "runs.json"
 F, N, T = 3, 11, 47
@@ -82,7 +83,9 @@ def plain(model, loss=nn.functional.mse_loss, dtype="float32", classifier=False,
 
 
 def ready(kind=SequenceRegressor, **settings):
-    usual = {"hidden_size": 5, "epochs": 3, "batchsize": 4, "seqsize": 10, "cell": "lstm"}
+    # ranks share the work of one
+    batchsize = 4 * get_communicator("auto").size
+    usual = {"hidden_size": 5, "epochs": 3, "batchsize": batchsize, "seqsize": 10, "cell": "lstm"}
     return kind(**{**usual, "random_state": 0, "verbose": False, **settings})
 
 
@@ -140,7 +143,7 @@ def unequal_series(d):
 
 @run
 def held_out_and_early_stopping(d):
-    est = ready(early_stopping=True, n_iter_no_change=1, epochs=6, lr=0.05)
+    est = ready(early_stopping=True, spec={"patience": 1}, epochs=6, lr=0.05)
     return [*trained(est.fit(d.x, d.y), d.x), *(h["validation_loss"] for h in est.history_)]
 
 
@@ -263,7 +266,7 @@ def stream_of_a_pipeline(d):
 
 @run
 def linear(d):
-    est = SequenceRegressor(cell="linear", n_lags=3, verbose=False).fit(d.x, d.holes)
+    est = LagRegressor(n_lags=3, verbose=False).fit(d.x, d.holes)
     return [net2vec(est), est.predict(d.x)]
 
 

@@ -40,6 +40,7 @@ FLOORS = [
     "saving",
     "forecasting",
     "explaining",
+    "auto",
     "estimator",
     "transformers",
     "gomlx",

@@ -47,6 +47,16 @@ def test_estimators_predict_as_when_they_were_saved(name):
     assert_as_expected(name, ESTIMATORS[name].load(FOLDER / f"{name}.pt").predict(DATA["x"]))
 
 
+def test_arguments_of_ready_made_estimators_that_went_are_in_the_spec_or_what_was_chosen():
+    est = SequenceRegressor.load(FOLDER / "SequenceRegressor-mgu.pt")
+    assert (est.spec["clip"], est.spec["lr_schedule"], est.spec["shuffle"]) == (None, None, False)
+    assert not est.fitted_parts_.choice.scale_input
+    before = est.n_iter_
+    assert est.partial_fit(DATA["x"], DATA["y"]).n_iter_ == before + 1
+    linear = SequenceRegressor.load(FOLDER / "SequenceRegressor-linear.pt")
+    assert linear.fitted_parts_.choice.n_lags == 2
+
+
 def test_intervals_are_those_that_were_saved():
     est = SequenceRegressor.load(FOLDER / "SequenceRegressor-interval.pt")
     assert_as_expected("SequenceRegressor-interval", np.stack(est.predict_interval(DATA["x"])))

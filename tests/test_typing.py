@@ -40,7 +40,7 @@ follow_imports = silent
 """
 SEEN = [
     'note: Revealed type is "fluxutils_py.estimator.estimator.Estimator"',
-    'note: Revealed type is "fluxutils_py.estimator.sequence_estimators.SequenceRegressor"',
+    'note: Revealed type is "fluxutils_py.auto.sequence_estimators.SequenceRegressor"',
     'note: Revealed type is "numpy.ndarray | Any"',
     'note: Revealed type is "float"',
     'error: Argument "epochs" to "fit" of "Estimator" has incompatible type "str"; expected "int | None"  [arg-type]',

@@ -6,9 +6,9 @@ from fluxutils_py.data.hdf5 import H5Lazy, H5Map, h5concat, h5create, h5load, h5
 from fluxutils_py.data.lazy import LazyArray
 from fluxutils_py.data.parts import part
 from fluxutils_py.data.sequence_windows import SequenceWindows
-from fluxutils_py.data.series import SeriesArray
+from fluxutils_py.data.series import SeriesArray as SeriesArray  # for other rooms
 from fluxutils_py.data.views import SamplesView, TimestepsView, samples, timesteps
-from fluxutils_py.data.weights import SampleWeight
+from fluxutils_py.data.weights import SampleWeight as SampleWeight  # for other rooms
 from fluxutils_py.data.zarr_stores import zarrcreate
 
 __all__ = [
@@ -16,10 +16,8 @@ __all__ = [
     "H5Lazy",
     "H5Map",
     "LazyArray",
-    "SampleWeight",
     "SamplesView",
     "SequenceWindows",
-    "SeriesArray",
     "TimestepsView",
     "h5concat",
     "h5create",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import product
 
 import numpy as np
 
 from fluxutils_py.data.blocks import Rectangle, block_slices
 from fluxutils_py.data.segments import Segments
+from fluxutils_py.data.sequence_windows import SequenceWindows
 from fluxutils_py.data.series import SeriesArray
 from fluxutils_py.data.weights import SampleWeight
 
@@ -106,3 +107,42 @@ def _bytes(a: np.ndarray) -> memoryview:
     dtype = a.dtype.newbyteorder("=")
     native = np.ascontiguousarray(a, dtype)
     return native.reshape(-1).view(np.uint8).data
+
+
+# -- the arrays of a fit ---------------------------------------------------------------------------
+
+
+def named_windows(
+    windows: SequenceWindows, validation: SequenceWindows | None
+) -> list[tuple[str, SequenceWindows]]:
+    """Return the windows of training and of validation, if any, each after a prefix for names."""
+    both = [("", windows)]
+    return both if validation is None else [*both, ("validation ", validation)]
+
+
+def named_arrays(
+    windows: SequenceWindows, validation: SequenceWindows | None
+) -> Iterator[tuple[str, SeriesArray, SequenceWindows]]:
+    """Yield name, array and windows of all inputs and targets."""
+    for part, of_part in named_windows(windows, validation):
+        for name, arrays in (("x", of_part.x), ("y", of_part.y)):
+            for i, s in enumerate(arrays):
+                place = f"[{i}]" if len(arrays) > 1 else ""
+                yield f"{part}{name}{place}", s, of_part
+
+
+def shapes_and_digests(
+    windows: SequenceWindows, validation: SequenceWindows | None
+) -> dict[str, str]:
+    """Return shape, type and digest of each array of a fit, as a model card shows them.
+
+    The digest is of the corners of the array, which costs next to nothing; sources whose blocks are
+    computed or unpacked are not read for it.
+    """
+    texts = {}
+    for name, s, w in named_arrays(windows, validation):
+        words = [f"{(s.F, s.N, s.T)} {s.dtype.newbyteorder('=')}"]
+        if s.in_memory or getattr(s.array, "nonblocking", False):
+            words.append(f"digest {digest_sample(s, w.own(w.segments), places=2)}")
+        texts[name] = ", ".join(words)
+    return texts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -185,6 +186,12 @@ class SequenceWindows:
         self._checked: set[int] = set()  # ids of arrays known to be finite everywhere
         self._is_complete = False  # whether no array can lack a value or a label
         self._order: np.ndarray | None = None
+
+    def changed(self, **settings: object) -> SequenceWindows:
+        """Return windows of the same data with other values of some attributes."""
+        other = copy.copy(self)
+        vars(other).update(settings)
+        return other
 
     def check(self) -> None:
         """Look for NaN and infinity now in arrays that are in memory, not window by window.

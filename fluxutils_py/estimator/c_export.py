@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from fluxutils_py.errors import ExportError
 from fluxutils_py.estimator.fitted_parts import SeriesEstimator
-from fluxutils_py.exporting import initial_of
 from fluxutils_py.exporting.c_header import FUNCTIONS, CHeader, Description, Transform
 from fluxutils_py.exporting.c_source import check_prefix
+from fluxutils_py.exporting.graph import initial_of
 from fluxutils_py.exporting.rounded_weights import with_rounded_weights
 from fluxutils_py.inputs.labels import Classify
 from fluxutils_py.inputs.moments import Affine

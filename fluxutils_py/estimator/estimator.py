@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from os import PathLike
 from typing import Any, ClassVar, Self
@@ -15,8 +15,6 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fluxutils_py.estimator.estimator_settings import Settings
-from fluxutils_py.estimator.fit_data import FitRequest
 from fluxutils_py.estimator.fitted_parts import FittedParts
 from fluxutils_py.estimator.fitting import run_evaluate, run_fit
 from fluxutils_py.estimator.model_export import export
@@ -24,12 +22,12 @@ from fluxutils_py.estimator.nested_parameters import HtmlReprMixin
 from fluxutils_py.estimator.persistence import load_estimator, save_estimator
 from fluxutils_py.estimator.predicting import run_predict
 from fluxutils_py.estimator.scoring import run_score
-from fluxutils_py.estimator.spec import explains_arguments
+from fluxutils_py.estimator.spec import Settings, explains_arguments
 from fluxutils_py.estimator.streaming import EstimatorStream
 from fluxutils_py.estimator.watched_stream import Watch, watched_stream
 from fluxutils_py.nn.parameters import Freeze
 from fluxutils_py.parallel import get_communicator
-from fluxutils_py.sklearn_callbacks import CallbackSupport, within_callbacks
+from fluxutils_py.sklearn_callbacks import ATTRIBUTE, CallbackSupport, within_callbacks
 
 
 @explains_arguments
@@ -315,7 +313,8 @@ class Estimator(CallbackSupport, HtmlReprMixin, BaseEstimator):
         ``partial_fit``), the estimator keeps what it has learnt, as after ``KeyboardInterrupt``. An
         error before the first update changes nothing.
         """
-        request = FitRequest(
+        self._fitting()(
+            self,
             x,
             y,
             sample_weight,
@@ -328,7 +327,6 @@ class Estimator(CallbackSupport, HtmlReprMixin, BaseEstimator):
             resume=self.warm_start,
             is_fit=True,
         )
-        within_callbacks(self, self._run_fit)(self, request)
         return self
 
     def partial_fit(
@@ -347,8 +345,8 @@ class Estimator(CallbackSupport, HtmlReprMixin, BaseEstimator):
         Model, optimizer, learning-rate schedule, random generator and history continue; the state
         starts from zero. The first call builds them. Parameters are those of :meth:`fit`.
         """
-        request = FitRequest(x, y, sample_weight, lengths, starts, sharded, epochs=1, resume=True)
-        within_callbacks(self, self._run_fit)(self, request)
+        series = (x, y, sample_weight, lengths, starts, sharded)
+        self._fitting()(self, *series, epochs=1, resume=True)
         return self
 
     def predict(
@@ -525,7 +523,7 @@ class Estimator(CallbackSupport, HtmlReprMixin, BaseEstimator):
 
         Steps without a target do not count. For the parameters see :meth:`fit`.
         """
-        return run_score(self, FitRequest(x, y, sample_weight, lengths, starts, sharded))
+        return run_score(self, x, y, sample_weight, lengths, starts, sharded)
 
     def evaluate(
         self,
@@ -560,8 +558,8 @@ class Estimator(CallbackSupport, HtmlReprMixin, BaseEstimator):
         Source: ``fit!`` of FluxUtils.jl with ``runopt=false``, or, without the gradient, with
         ``runback=false``.
         """
-        request = FitRequest(x, y, sample_weight, lengths, starts, sharded)
-        return run_evaluate(self, request, gradient=gradient)
+        series = (x, y, sample_weight, lengths, starts, sharded)
+        return run_evaluate(self, *series, gradient=gradient)
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the fitted estimator to one file, which is never half-written; see :meth:`load`.
@@ -633,6 +631,12 @@ class Estimator(CallbackSupport, HtmlReprMixin, BaseEstimator):
         return estimator
 
     # -- inside --------------------------------------------------------------------------------
+
+    def _fitting(self) -> Callable[..., None]:
+        """Return the function that fits, within scikit-learn's callbacks if there are any."""
+        if not vars(self).get(ATTRIBUTE):
+            return self._run_fit  # the way that a reader of a traceback follows
+        return within_callbacks(self, self._run_fit)
 
     def resolved_params(self) -> Settings:
         """Return the constructor's arguments, with defaults in place of None.

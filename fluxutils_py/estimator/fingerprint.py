@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.optim import Optimizer
 
-from fluxutils_py.data import SequenceWindows, SeriesArray
 from fluxutils_py.data.digest import (
     digest_arrays,
     digest_sample,
     digest_series,
     digest_weight,
+    named_arrays,
+    named_windows,
 )
 from fluxutils_py.estimator.building import build_optimizer, parameter_places
-from fluxutils_py.estimator.fit_data import FitData, Training
+from fluxutils_py.estimator.fit_data import FitData
 from fluxutils_py.optim import ChainedOptimizer
 from fluxutils_py.training.descriptions import (
     describe,
     describe_modules,
     text,
 )
+
+if TYPE_CHECKING:
+    from fluxutils_py.estimator.fitting import FitLoop
 
 # These depend on the device or the schedule.
 NOT_COMPARED = (
@@ -42,24 +46,22 @@ NEW_FIELDS = {"max_updates": None, "lr_schedule": None, "gradient": "truncated"}
 LISTED = 5  # number of differences in a message
 
 
-def shared_identity(training: Training) -> dict[str, str]:
+def shared_identity(loop: FitLoop) -> dict[str, str]:
     """Return the part of :func:`identity`, texts by name, that must agree on all ranks of a fit.
 
     Attributes of a loss or a module may differ between ranks, such as a device or a log.
     """
-    return {
-        name: texts for name, texts in identity(training).items() if not name.startswith(DETAILS)
-    }
+    return {name: texts for name, texts in identity(loop).items() if not name.startswith(DETAILS)}
 
 
-def identity(training: Training) -> dict[str, str]:
+def identity(loop: FitLoop) -> dict[str, str]:
     """Return the settings of a fit and the sizes of its data as texts by name; see
     :func:`describe`.
 
     Leaves out epochs, device, threads, callbacks, verbosity, and the initial weights of the model.
     """
-    data = training.data
-    model = training.step.model
+    data = loop.data
+    model = loop.model
     classes = data.codec.classes
     scale = data.codec.scale
     spec_texts: dict[str, str] = {}
@@ -78,29 +80,29 @@ def identity(training: Training) -> dict[str, str]:
         "the classes": "none" if classes is None else str(classes.tolist()),
         **describe_modules("model", model),
         **_describe_parameters(model),
-        **_describe_optimizer(training.optimizer, training.groups, model),
+        **_describe_optimizer(loop.optimizer, loop.groups, model),
     }
 
 
-def requested_identity(training: Training) -> dict[str, str]:
+def requested_identity(loop: FitLoop) -> dict[str, str]:
     """Return :func:`identity`, which does not depend on the number of ranks.
 
     The optimizer is as in the arguments, before schedules and hooks change it, and ``batchsize``
     that of all ranks.
     """
-    settings = training.data.settings
-    model = training.step.model
+    settings = loop.data.settings
+    model = loop.model
     texts = {
-        **identity(training),
+        **identity(loop),
         "random_state": _describe_seed(settings.random_state),
     }
-    texts["spec.batchsize"] = text(training.size.whole)
-    if training.resume:
+    texts["spec.batchsize"] = text(loop.data.windows.batchsize)
+    if loop.resume:
         try:
             requested = build_optimizer(settings.opt, settings.model, model)
         except (TypeError, ValueError):  # loaded from a file without the user's code
             return texts
-        for name in _describe_optimizer(training.optimizer, training.groups, model):
+        for name in _describe_optimizer(loop.optimizer, loop.groups, model):
             # as it is now: a schedule may have changed its rates
             del texts[name]
         texts.update(_describe_optimizer(requested, requested.param_groups, model))
@@ -113,7 +115,11 @@ def sample_digests(data: FitData) -> dict[str, str]:
     They are enough to detect that a rank was given other data.
     """
     # with shards, each rank has other data on purpose
-    shared = [(name, s, w) for name, s, w in _named_arrays(data) if w.shards is None]
+    shared = [
+        (name, s, w)
+        for name, s, w in named_arrays(data.windows, data.validation)
+        if w.shards is None
+    ]
     texts = {}
     for name, s, w in shared:
         digest = digest_sample(s, w.segments, places=2)
@@ -124,31 +130,16 @@ def sample_digests(data: FitData) -> dict[str, str]:
 def data_digests(data: FitData) -> dict[str, tuple[str | None, str]]:
     """Return two digests per array: of all values, None if in a large file, and of a sample."""
     texts: dict[str, tuple[str | None, str]] = {}
-    for name, s, w in _named_arrays(data):
+    for name, s, w in named_arrays(data.windows, data.validation):
         rows = w.own(w.segments)
         # of a large file only the sample is read
         texts[f"the values of {name}"] = (digest_series(s, rows), digest_sample(s, rows))
-    for part, windows in _named_windows(data):
+    for part, windows in named_windows(data.windows, data.validation):
         weight = digest_weight(windows.weight, windows.own(windows.segments))
         texts[f"the values of {part}sample_weight"] = (weight, weight or "none")
     scale = data.codec.scale
     digest = None if scale is None else digest_arrays(scale.mean, scale.scale)
     texts["the scale of the targets"] = (digest, digest or "none")
-    return texts
-
-
-def shapes_and_digests(data: FitData) -> dict[str, str]:
-    """Return shape, type and digest of each array of a fit, as a model card shows them.
-
-    The digest is of the corners of the array, which costs next to nothing; sources whose blocks are
-    computed or unpacked are not read for it.
-    """
-    texts = {}
-    for name, s, w in _named_arrays(data):
-        words = [f"{(s.F, s.N, s.T)} {s.dtype.newbyteorder('=')}"]
-        if s.in_memory or getattr(s.array, "nonblocking", False):
-            words.append(f"digest {digest_sample(s, w.own(w.segments), places=2)}")
-        texts[name] = ", ".join(words)
     return texts
 
 
@@ -246,22 +237,9 @@ def _describe_parameters(model: nn.Module) -> dict[str, str]:
     return texts
 
 
-def _named_windows(data: FitData) -> list[tuple[str, SequenceWindows]]:
-    named = [("", data.windows), ("validation ", data.validation)]
-    return [(name, windows) for name, windows in named if windows is not None]
-
-
-def _named_arrays(data: FitData) -> Iterator[tuple[str, SeriesArray, SequenceWindows]]:
-    for part, windows in _named_windows(data):
-        for name, arrays in (("x", windows.x), ("y", windows.y)):
-            for i, s in enumerate(arrays):
-                place = f"[{i}]" if len(arrays) > 1 else ""
-                yield f"{part}{name}{place}", s, windows
-
-
 def _describe_sizes(data: FitData) -> dict[str, str]:
     texts: dict[str, str] = {}
-    for name, s, w in _named_arrays(data):
+    for name, s, w in named_arrays(data.windows, data.validation):
         n = s.N
         t = s.T
         if w.shards is not None:  # the sizes of all ranks together
@@ -269,7 +247,7 @@ def _describe_sizes(data: FitData) -> dict[str, str]:
             t = w.shards.n_steps
         texts[f"the shape of {name}"] = str((s.F, n, t))
         texts[f"the dtype of {name}"] = str(s.dtype.newbyteorder("="))
-    for part, windows in _named_windows(data):
+    for part, windows in named_windows(data.windows, data.validation):
         if windows.shards is not None:
             texts[SHARDS.format(part)] = ", ".join(map(str, windows.shards.counts))
         rows = windows.segments

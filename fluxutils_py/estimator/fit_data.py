@@ -1,26 +1,22 @@
-"""Check the arguments of a fit and cut its data into windows, without changing anything."""
+"""Read the data of a fit, hold a part of them out, and cut them into windows."""
 
 from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch.optim import Optimizer
 
 from fluxutils_py.data import SampleWeight, SequenceWindows
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.weights import LossBlock, loss_blocks
 from fluxutils_py.errors import ShapeError, SpecError
 from fluxutils_py.estimator.building import require_stored
-from fluxutils_py.estimator.estimator_settings import MinibatchSize, Settings
-from fluxutils_py.estimator.fit_choice import DataSize
-from fluxutils_py.estimator.last_targets import steps_to_learn_from
-from fluxutils_py.estimator.spec import Spec, read_spec
+from fluxutils_py.estimator.spec import Settings, Spec, read_spec
 from fluxutils_py.inputs.inputs import Inputs, InputSchema, feature_counts
 from fluxutils_py.inputs.labels import (
     LabelEncoder,
@@ -32,48 +28,19 @@ from fluxutils_py.inputs.labels import (
     weighted_classes,
     weights_of_classes,
 )
-from fluxutils_py.inputs.sharded_data import SeriesPool
 from fluxutils_py.inputs.target_codec import TargetCodec, TargetScale
-from fluxutils_py.inputs.targets import MISSING_LABEL, Targets, TargetSchema, read_labels
+from fluxutils_py.inputs.targets import (
+    MISSING_LABEL,
+    SeriesReader,
+    Targets,
+    TargetSchema,
+    read_labels,
+)
 from fluxutils_py.nn.losses import Loss, SeqLoss, as_loss, takes_weights
-from fluxutils_py.training import Loop
-from fluxutils_py.training.closed_form_fit import FixedTask
-from fluxutils_py.training.tensor_batches import TensorBatches
-from fluxutils_py.training.window_step import WindowStep
 from fluxutils_py.validation import check_integer
 
+SCALINGS = ("weak", "strong")
 MIN_WINDOWS_PER_FOLD = 8  # with fewer windows in a fold, its state would be useless
-
-
-@dataclass(frozen=True)
-class FitRequest:
-    """The arguments of one call that trains, evaluates or scores.
-
-    Attributes
-    ----------
-    x, y, sample_weight, lengths, starts, sharded, validation_data, epochs, groups
-        See ``Estimator.fit``.
-    classes : array-like, optional
-        All labels, where ``y`` may lack some; see ``EstimatorClassifier.partial_fit``.
-    resume : bool
-        Whether to continue with the estimator's model and optimizer, if it has any.
-    is_fit : bool
-        Whether this is a call of ``fit``, whose length the user set: it holds out validation data
-        if the settings ask for it, and warns of few updates.
-    """
-
-    x: object
-    y: object
-    sample_weight: object = None
-    lengths: object = None
-    starts: object = None
-    sharded: bool = False
-    validation_data: object = None
-    epochs: int | None = None
-    classes: Any = None
-    groups: object = None
-    resume: bool = False
-    is_fit: bool = False
 
 
 @dataclass(frozen=True)
@@ -110,66 +77,99 @@ class FitData:
 def read_data(
     settings: Settings,
     schema: InputSchema,
-    request: FitRequest,
-    codec: TargetCodec | None = None,
-    pool: SeriesPool | None = None,
+    x: object,
+    y: object,
+    sample_weight: object = None,
+    lengths: object = None,
+    starts: object = None,
+    *,
+    reader: SeriesReader | None = None,
+    validation_data: object = None,
+    classes: Any = None,
+    earlier: TargetCodec | None = None,
+    is_fit: bool = False,
 ) -> ReadData:
-    """Check a request and read its data, once: what is cut from them later changes none of them.
+    """Read and check data, once: what is cut from them later changes none of them.
 
     Parameters
     ----------
     settings, schema
         Settings and input schema of the estimator.
-    request : FitRequest
-    codec : TargetCodec, optional
+    x, y, sample_weight, lengths, starts, validation_data
+        See ``Estimator.fit``.
+    reader : SeriesReader, optional
+        Reads the series of this process, or of ranks that each have their own.
+    classes : array-like, optional
+        All labels, where ``y`` may lack some; see ``EstimatorClassifier.partial_fit``.
+    earlier : TargetCodec, optional
         The codec of the fit that this one continues.
-    pool : SeriesPool, optional
-        The ranks that each have their own series.
+    is_fit : bool
+        Whether the data are all that a fit learns from, not the first of several parts.
     """
-    pool = pool or SeriesPool()
-    burn_in = checked_spec(settings, request).burn_in
+    reader = reader or SeriesReader()
     # before anything is read: each reading below is a collective call of ranks that share the data
-    pool.ranks.require_equal(
+    reader.require_equal(
         {
-            "whether validation_data are given": request.validation_data is not None,
+            "whether validation_data are given": validation_data is not None,
             "early_stopping": (settings.early_stopping, settings.validation_fraction),
             "scale_target": settings.scale_target,
             "class_weight": settings.class_weight,
-            "classes": request.classes,
-            "the fit to continue": codec is not None,
+            "classes": classes,
+            "the fit to continue": earlier is not None,
         }
     )
-    inputs = pool.inputs(request.x, schema, starts=request.starts, lengths=request.lengths)
-    weight = pool.weight(request.sample_weight, inputs)
-    classes = _classes(settings, request, codec, inputs, weight, burn_in, pool)
-    read_targets = partial(_read_targets, settings, schema, request, codec, inputs, pool)
-    targets = read_targets(classes)
-    counted = None
-    if settings.choice is not None:
-        counted = steps_to_learn_from(inputs, targets, weight, pool)
+    inputs = reader.inputs(x, schema, starts=starts, lengths=lengths)
+    weight = reader.weight(sample_weight, inputs)
+    # classes are the labels that occur at steps that have a loss
+    finds_classes = settings.is_classifier and earlier is None and classes is None
+    found = _classes(settings, y, classes, earlier, inputs, weight, reader)
+    per_series = None if earlier is None else earlier.per_series
+
+    def read_targets(classes: np.ndarray | None) -> Targets:
+        of_targets = target_schema(
+            settings,
+            schema.estimator,
+            classes,
+            per_series=per_series,
+            # classes found in the data lack labels of steps without a loss, which are no error
+            unknown=MISSING_LABEL if finds_classes else None,
+        )
+        targets = reader.targets(y, inputs, of_targets)
+        mark_missing_labels(targets, classes, as_loss(settings.loss))
+        return targets
+
+    targets = read_targets(found)
     return ReadData(
-        request, schema, pool, codec, inputs, weight, targets, classes, counted, read_targets
+        reader,
+        schema,
+        inputs,
+        weight,
+        targets,
+        found,
+        earlier=earlier,
+        validation_data=validation_data,
+        read_targets=read_targets if finds_classes and found is not None else None,
+        is_fit=is_fit,
     )
 
 
 def _classes(
     settings: Settings,
-    request: FitRequest,
+    y: object,
+    declared: Any,
     earlier: TargetCodec | None,
     inputs: Inputs,
     weight: SampleWeight | None,
-    burn_in: int,
-    pool: SeriesPool,
+    reader: SeriesReader,
 ) -> np.ndarray | None:
     """Return the classes of the first fit, else the declared ones, else the labels that occur.
 
     None if targets are no labels.
     """
     # A rank without series has no y, but takes part in collecting the labels.
-    has_targets = request.y is not None or inputs.shards is not None
+    has_targets = y is not None or inputs.shards is not None
     if not (settings.is_classifier and has_targets):
         return None
-    declared = request.classes
     if declared is not None:
         declared = weighted_classes(settings.class_weight, np.unique(declared))
     if earlier is not None and earlier.classes is not None:
@@ -178,9 +178,10 @@ def _classes(
     if declared is not None:
         return declared
     rows = inputs.own(inputs.segments())
+    burn_in = read_spec(settings.spec).burn_in
 
     def find_own_classes() -> tuple[np.ndarray, int]:
-        labels = read_labels(request.y, inputs)
+        labels = read_labels(y, inputs)
         if labels.shape[1:] == (inputs.N, inputs.T):
             return find_classes(labels, weight, rows.without_first(burn_in))
         if labels.shape[1:] != (inputs.N, 1):  # reading targets raises the error
@@ -190,139 +191,141 @@ def _classes(
             counts &= weight.read(rows.last_steps(), 0, 1)[0] > 0
         return find_classes(labels[:, counts], None)
 
-    classes = pool.classes(find_own_classes, inputs)
+    classes = check_classes(*reader.classes(find_own_classes, inputs))
     return weighted_classes(settings.class_weight, classes)
-
-
-def _read_targets(
-    settings: Settings,
-    schema: InputSchema,
-    request: FitRequest,
-    earlier: TargetCodec | None,
-    inputs: Inputs,
-    pool: SeriesPool,
-    classes: np.ndarray | None,
-) -> Targets:
-    of_targets = target_schema(
-        settings,
-        schema.estimator,
-        classes,
-        per_series=None if earlier is None else earlier.per_series,
-        # classes found in the data lack labels of steps without a loss, which are no error
-        unknown=MISSING_LABEL if _finds_classes(settings, request, earlier) else None,
-    )
-    targets = pool.targets(request.y, inputs, of_targets)
-    mark_missing_labels(targets, classes, as_loss(settings.loss))
-    return targets
-
-
-def _finds_classes(settings: Settings, request: FitRequest, earlier: TargetCodec | None) -> bool:
-    """Return whether classes are the labels that occur at steps that have a loss."""
-    return settings.is_classifier and earlier is None and request.classes is None
 
 
 @dataclass(frozen=True)
 class ReadData:
-    """The data of a call, read and checked.
+    """Data that were read and checked.
 
     Attributes
     ----------
-    request : FitRequest
+    reader : SeriesReader
     schema : InputSchema
-    pool : SeriesPool
-    earlier : TargetCodec or None
-        Of the fit that this one continues.
     inputs : Inputs
     weight : SampleWeight or None
     targets : Targets
     classes : ndarray or None
     counted : Segments or None
         The steps of each series to learn from, where these are not all.
-    read_targets : callable
-        Reads the targets for some classes.
+    earlier : TargetCodec or None
+        Of the fit that this one continues.
+    validation_data : tuple or None
+        As the user gave them.
+    read_targets : callable or None
+        Reads the targets for some classes, where these were found in them.
+    is_fit : bool
+        See :func:`read_data`.
     """
 
-    request: FitRequest
+    reader: SeriesReader
     schema: InputSchema
-    pool: SeriesPool
-    earlier: TargetCodec | None
     inputs: Inputs
     weight: SampleWeight | None
     targets: Targets
-    classes: np.ndarray | None
-    counted: Segments | None
-    read_targets: Callable[[np.ndarray | None], Targets]
-
-    @property
-    def size(self) -> DataSize:
-        """What the choice of a model depends on."""
-        n_classes = None if self.classes is None else len(self.classes)
-        segments = _within(self.inputs.segments(), self.counted)
-        return DataSize.of(self.inputs, segments, self.targets, n_classes, self.pool.ranks)
+    classes: np.ndarray | None = None
+    counted: Segments | None = None
+    earlier: TargetCodec | None = None
+    validation_data: object = None
+    read_targets: Callable[[np.ndarray | None], Targets] | None = None
+    is_fit: bool = False
 
     def split(self, fraction: object, seed: int, few: int = 1) -> Split:
         """Hold out a fraction of the series, or the last steps of up to ``few``."""
         # only labels can be split in proportion
         labels = None
         if self.classes is not None:
-            labels = _labels_of_series(self.inputs, self.targets, self.pool)
+            labels = _labels_of_series(self.inputs, self.targets, self.reader)
         return hold_out(self.inputs, self.targets, fraction, seed, labels, few, self.counted)
 
-    def cut(self, settings: Settings, batchsize: int, split: Split | None = None) -> FitData:
+    def cut(
+        self, settings: Settings, spec: Spec, batchsize: int, split: Split | None = None
+    ) -> FitData:
         """Cut the data into windows, with ``batchsize`` series over all ranks."""
-        request = self.request
-        spec = checked_spec(settings, request)
-        inputs = self.inputs
-        targets = self.targets
-        classes = self.classes
-        maker = WindowMaker(settings, spec, as_loss(settings.loss), batchsize, self.pool)
+        loss = as_loss(settings.loss)
         # after the split, as scale and frequencies are those of the training part
-        training = self.counted if split is None else split.training
-        rows = maker.rows(inputs, targets, self.weight, training)
-        both = [rows]
+        part = self.counted if split is None else split.training
+        rows = self.rows(spec, batchsize, part)
+        all_rows = [rows]
         if split is not None:
-            held_out = maker.rows(inputs, targets, self.weight, split.validation, training=False)
-            both.append(held_out)
-        finds_classes = classes is not None and _finds_classes(settings, request, self.earlier)
-        if finds_classes and rows.folds > 1 and spec.burn_in:
-            blocks = maker.loss_blocks(inputs, targets, self.weight, *both)
-            classes = self._without_beginnings(classes, blocks)
-            targets = self.read_targets(classes)
-        learn_from = partial(maker.loss_blocks, inputs, targets, self.weight)
-        codec = self._codec(settings, targets, classes, partial(learn_from, rows))
-        n_outputs = _count_outputs(
-            targets, codec, maker.loss, self.pool, partial(learn_from, *both)
+            held_out_rows = self.rows(spec, batchsize, split.validation, training=False)
+            all_rows.append(held_out_rows)
+        data = self
+        if self.read_targets is not None and rows.folds > 1 and spec.burn_in:
+            classes = self._without_beginnings(self.loss_blocks(spec, loss, *all_rows))
+            data = replace(self, classes=classes, targets=self.read_targets(classes))
+        codec = data._codec(settings, partial(data.loss_blocks, spec, loss, rows))
+        n_outputs = data._count_outputs(
+            codec, loss, partial(data.loss_blocks, spec, loss, *all_rows)
         )
-        windows = maker.windows(inputs, targets, self.weight, codec, rows)
+        windows = data.windows(spec, loss, batchsize, codec, rows)
         validation = None
         if split is not None:
-            validation = maker.windows(inputs, targets, self.weight, codec, both[1], training=False)
-        elif request.validation_data is not None:
-            validation = maker.validation_windows(
-                request.validation_data, inputs, targets, self.schema, codec
+            validation = data.windows(spec, loss, batchsize, codec, held_out_rows, training=False)
+        elif self.validation_data is not None:
+            held_out = data._held_out(settings, loss, codec)
+            held_out_rows = held_out.rows(spec, batchsize, training=False)
+            validation = held_out.windows(
+                spec, loss, batchsize, codec, held_out_rows, training=False
             )
         return FitData(
-            settings, spec, maker.loss, inputs, targets, codec, windows, validation, n_outputs
+            settings, spec, loss, self.inputs, data.targets, codec, windows, validation, n_outputs
         )
 
-    def _without_beginnings(
-        self, classes: np.ndarray | None, blocks: Iterable[LossBlock]
-    ) -> np.ndarray:
+    def _held_out(self, settings: Settings, loss: Loss, codec: TargetCodec) -> ReadData:
+        """Read ``validation_data``, which must have the features of the training data."""
+        given = self.validation_data
+        if not isinstance(given, tuple | list) or len(given) not in (2, 3, 4, 5):
+            raise ValueError(
+                "validation_data must be (x, y), (x, y, sample_weight), (x, y, sample_weight, "
+                "lengths) or (x, y, sample_weight, lengths, starts)"
+            )
+        x, y, sample_weight, lengths, starts = [*given, None, None, None][:5]
+        inputs = self.reader.inputs(
+            x,
+            # compared with the training data below, whose error tells more
+            replace(self.schema, fitted=None, longest=int(self.inputs.all_series().length.max())),
+            name="validation x",
+            starts=starts,
+            lengths=lengths,
+        )
+        schema_of_targets = target_schema(
+            settings,
+            self.schema.estimator,
+            codec.classes,
+            per_series=self.targets.per_series,
+            name="validation y",
+        )
+        targets = self.reader.targets(y, inputs, schema_of_targets)
+        for of_training, of_validation in (
+            (self.inputs.series, inputs.series),
+            (self.targets.series, targets.series),
+        ):
+            if feature_counts(of_training) != feature_counts(of_validation):
+                raise ShapeError(
+                    f"{of_validation[0].name} has {feature_counts(of_validation)} features, the "
+                    f"training data have {feature_counts(of_training)}"
+                )
+        series = self.inputs.all_series().length
+        has_lengths = bool(series.min() < series.max())
+        weight = self.reader.weight(sample_weight, inputs, beside_lengths=has_lengths)
+        mark_missing_labels(targets, codec.classes, loss)
+        return ReadData(self.reader, self.schema, inputs, weight, targets)
+
+    def _without_beginnings(self, blocks: Iterable[LossBlock]) -> np.ndarray:
         """Return the classes without labels that occur nowhere but in the burn-in of folds."""
+        classes = self.classes
         assert classes is not None
-        counts = self.pool.total(count_classes(blocks, len(classes)))
+        counts = self.reader.total(count_classes(blocks, len(classes)))
         return check_classes(classes[counts > 0], int(counts.sum()))
 
-    def _codec(
-        self,
-        settings: Settings,
-        targets: Targets,
-        classes: np.ndarray | None,
-        blocks: Callable[[], Iterable[LossBlock]],
-    ) -> TargetCodec:
+    def _codec(self, settings: Settings, blocks: Callable[[], Iterable[LossBlock]]) -> TargetCodec:
         """Return the codec, which keeps classes and scale of an earlier fit; ``blocks()`` are what
         it learns from.
         """
+        targets = self.targets
+        classes = self.classes
         of_class = None
         if classes is not None and settings.class_weight is not None:
             of_class = self._weights_of_classes(settings.class_weight, classes, blocks)
@@ -335,7 +338,7 @@ class ReadData:
             )
         scale = None
         if settings.scale_target and len(targets.series) == 1:
-            scale = TargetScale.of(targets.series[0], blocks(), self.pool.moments)
+            scale = TargetScale.of(targets.series[0], blocks(), self.reader.moments)
         return TargetCodec(classes, scale, targets.per_series, targets.ndim, of_class)
 
     def _weights_of_classes(
@@ -343,27 +346,153 @@ class ReadData:
     ) -> np.ndarray:
         """Return the weight of each class. Frequencies are those of the first of several parts."""
         kept = None if self.earlier is None else self.earlier.class_weight
-        if kept is not None and isinstance(class_weight, str) and not self.request.is_fit:
+        if kept is not None and isinstance(class_weight, str) and not self.is_fit:
             return kept
         return weights_of_classes(
             class_weight,
             classes,
-            lambda: self.pool.total(count_classes(blocks(), len(classes))),
+            lambda: self.reader.total(count_classes(blocks(), len(classes))),
         )
 
+    def _count_outputs(
+        self, codec: TargetCodec, loss: Loss, blocks: Callable[[], Iterable[LossBlock]]
+    ) -> int | tuple[int, ...]:
+        """Return the number of outputs that a new model needs."""
+        (y, *others) = self.targets.series
+        # a model gives one score for each class, whatever the shape of y
+        if codec.classes is not None:
+            return len(codec.classes)
+        if not others and isinstance(loss, SeqLoss) and loss.classes and y.kind == "int":
+            own = [values[has_loss].max(initial=-1) for (values,), (has_loss,), *_ in blocks()]
+            # The largest label may occur on one rank only.
+            return 1 + max(self.reader.gather(int(max(own, default=-1))))
+        counts: int | tuple[int, ...] = feature_counts(self.targets.series)
+        return counts
 
-def checked_spec(settings: Settings, request: FitRequest) -> Spec:
-    """Return the spec with the epochs of this call, after checking the settings of the data."""
+    def rows(
+        self,
+        spec: Spec,
+        batchsize: int,
+        bounds: Segments | None = None,
+        *,
+        training: bool = True,
+    ) -> Segments:
+        """Return the rows of all ranks that windows are cut from, within the bounds of each series.
+
+        Raises
+        ------
+        ValueError
+            If the burn-in leaves nothing of the longest.
+        """
+        targets = self.targets
+        weight = self.weight
+        segments = within(self.inputs.segments(), bounds)
+        if self.inputs.form == "rows":
+            # Rows that do not count take no place in minibatches. If none counts, normalizing the
+            # weights raises the error.
+            if weight is not None:
+                segments = weight.drop_zero_weight(segments) or segments
+            if targets.per_series and targets.series[0].missing_label is not None:
+                labels = targets.series[0].array.source[0, :, 0]  # of the last steps
+                segments = segments[labels[segments.series] != MISSING_LABEL] or segments
+        # Folds of a series with one target, at its last step, would have nothing to learn from.
+        # Validation walks whole series, as predict does.
+        if training and spec.rebatch and not targets.per_series:
+            segments = _folded(segments, spec, batchsize)
+        burn_in = spec.burn_in
+        if burn_in >= segments.max_length:
+            where = " after folding (rebatch=True)" if segments.folds > 1 else ""
+            raise ValueError(
+                f"burn_in of {burn_in} leaves nothing of series of {segments.max_length} "
+                f"steps{where}"
+            )
+        return segments
+
+    def loss_blocks(self, spec: Spec, loss: Loss, *parts: Segments) -> Iterator[LossBlock]:
+        """Yield the targets of this rank that have a loss in windows of some rows, part by part."""
+        for rows in parts:
+            yield from loss_blocks(
+                self.targets.series,
+                self.inputs.own(rows).without_first(spec.burn_in),
+                self.weight,
+                _masks_outputs(loss, self.targets),
+            )
+
+    def windows(
+        self,
+        spec: Spec,
+        loss: Loss,
+        batchsize: int,
+        codec: TargetCodec,
+        segments: Segments,
+        *,
+        training: bool = True,
+    ) -> SequenceWindows:
+        """Cut the data of some :meth:`rows` into windows."""
+        inputs = self.inputs
+        targets = self.targets
+        weight = self.weight
+        can_weigh = takes_weights(loss)
+        if not can_weigh:
+            self._require_no_weights(loss)
+        if codec.class_weight is not None:
+            (codes,) = targets.series
+            weights = class_weight_array(codec.class_weight, codes.array, weight)
+            weight = SampleWeight(weights, codes.N, codes.T)
+        mask_per_output = _masks_outputs(loss, targets)
+        if weight is not None:
+            # over the steps that count: after all cuts, without burn-in and missing targets
+            weight = weight.normalized(
+                inputs.own(segments).without_first(spec.burn_in),
+                targets.series,
+                mask_per_output=mask_per_output,
+                add_up=self.reader.total,
+            )
+
+        windows = SequenceWindows(
+            inputs.series,
+            codec.encode(targets.series),
+            weight,
+            batchsize=batchsize,
+            seqsize=spec.seqsize or segments.max_length,
+            # overlap is for gradients to reach further back, of which validation has none
+            overlap=spec.overlap if training else 0,
+            burn_in=spec.burn_in,
+            segments=segments,
+            equal_lengths=not can_weigh,
+            mask_per_output=mask_per_output,
+            one_target=targets.per_series,
+            shards=inputs.shards,
+        )
+        windows.check()
+        if windows.has_missing_targets and not can_weigh:
+            raise ValueError(f"y has NaN (steps without a target), but {_why_no_weights(loss)}")
+        return windows
+
+    def _require_no_weights(self, loss: Loss) -> None:
+        """Raise ValueError if the data need weights, for a loss without them."""
+        lengths = self.inputs.all_series().length
+        for needs_weights, reason in (
+            (self.weight is not None, "sample_weight is given"),
+            (len(np.unique(lengths)) > 1, "the series differ in length"),
+            (self.targets.per_series, "y has one target per series, at its last step"),
+        ):
+            if needs_weights:
+                raise ValueError(f"{reason}, but {_why_no_weights(loss)}")
+
+
+def spec_of_call(settings: Settings, epochs: int | None, is_fit: bool) -> Spec:
+    """Return the spec with the ``epochs`` of this call, after checking the settings of the data."""
     require_stored(spec=settings.spec, loss=settings.loss)
     if settings.target not in ("auto", "step", "series"):
         raise ValueError(f"target must be 'auto', 'step' or 'series', got {settings.target!r}")
     spec = read_spec(settings.spec)
-    if not request.is_fit:  # one epoch of many: nothing tells the length of the whole
+    if not is_fit:  # one epoch of many: nothing tells the length of the whole
         schedule = None if spec.schedule_follows_length else spec.lr_schedule
         spec = replace(spec, max_updates=None, lr_schedule=schedule)
-    if request.epochs is None:
+    if epochs is None:
         return spec
-    epochs = check_integer("epochs", request.epochs, 1, error=SpecError)
+    epochs = check_integer("epochs", epochs, 1, error=SpecError)
     return replace(spec, epochs=epochs, max_updates=None)
 
 
@@ -374,25 +503,6 @@ def _require_same_classes(declared: np.ndarray | None, classes: np.ndarray) -> N
             f"classes={declared.tolist()}, but the first call had {classes.tolist()}; "
             "they cannot change"
         )
-
-
-def _count_outputs(
-    targets: Targets,
-    codec: TargetCodec,
-    loss: Loss,
-    pool: SeriesPool,
-    blocks: Callable[[], Iterable[LossBlock]],
-) -> int | tuple[int, ...]:
-    (y, *others) = targets.series
-    # a model gives one score for each class, whatever the shape of y
-    if codec.classes is not None:
-        return len(codec.classes)
-    if not others and isinstance(loss, SeqLoss) and loss.classes and y.kind == "int":
-        own = [values[has_loss].max(initial=-1) for (values,), (has_loss,), *_ in blocks()]
-        # The largest label may occur on one rank only.
-        return 1 + max(pool.ranks.allgather(int(max(own, default=-1))))
-    counts: int | tuple[int, ...] = feature_counts(targets.series)
-    return counts
 
 
 def target_schema(
@@ -423,209 +533,33 @@ def target_schema(
     )
 
 
-class ValidationData(NamedTuple):
-    """The parts of the ``validation_data`` argument, in its order."""
-
-    x: object
-    y: object
-    sample_weight: object = None
-    lengths: object = None
-    starts: object = None
-
-
-@dataclass(frozen=True)
-class WindowMaker:
-    """Cuts data into the minibatches of a fit."""
-
-    settings: Settings
-    spec: Spec
-    loss: Loss
-    batchsize: int  # over all ranks
-    pool: SeriesPool
-
-    def rows(
-        self,
-        inputs: Inputs,
-        targets: Targets,
-        weight: SampleWeight | None,
-        bounds: Segments | None = None,
-        *,
-        training: bool = True,
-    ) -> Segments:
-        """Return the rows of all ranks that windows are cut from, within the bounds of each series.
-
-        Raises
-        ------
-        ValueError
-            If the burn-in leaves nothing of the longest.
-        """
-        segments = _within(inputs.segments(), bounds)
-        if inputs.form == "rows":
-            # Rows that do not count take no place in minibatches. If none counts, normalizing the
-            # weights raises the error.
-            if weight is not None:
-                segments = weight.drop_zero_weight(segments) or segments
-            if targets.per_series and targets.series[0].missing_label is not None:
-                labels = targets.series[0].array.source[0, :, 0]  # of the last steps
-                segments = segments[labels[segments.series] != MISSING_LABEL] or segments
-        # Folds of a series with one target, at its last step, would have nothing to learn from.
-        # Validation walks whole series, as predict does.
-        if training and self.spec.rebatch and not targets.per_series:
-            segments = self._fold_segments(segments)
-        burn_in = self.spec.burn_in
-        if burn_in >= segments.max_length:
-            where = " after folding (rebatch=True)" if segments.folds > 1 else ""
-            raise ValueError(
-                f"burn_in of {burn_in} leaves nothing of series of {segments.max_length} "
-                f"steps{where}"
-            )
+def _folded(segments: Segments, spec: Spec, batchsize: int) -> Segments:
+    """Fold the segments according to ``spec.rebatch``."""
+    if spec.rebatch != "auto":
+        return segments.fold(batchsize)
+    # with exact gradients, what lies before a fold would be lost for no gain
+    if spec.seqsize is None or spec.gradient == "exact":
         return segments
+    least = max(MIN_WINDOWS_PER_FOLD * spec.seqsize, spec.burn_in + 1)
+    return segments.fold(batchsize, least)
 
-    def loss_blocks(
-        self, inputs: Inputs, targets: Targets, weight: SampleWeight | None, *parts: Segments
-    ) -> Iterator[LossBlock]:
-        """Yield the targets of this rank that have a loss in windows of some rows, part by part."""
-        for rows in parts:
-            yield from loss_blocks(
-                targets.series,
-                inputs.own(rows).without_first(self.spec.burn_in),
-                weight,
-                self._masks_outputs(targets),
-            )
 
-    def windows(
-        self,
-        inputs: Inputs,
-        targets: Targets,
-        weight: SampleWeight | None,
-        codec: TargetCodec,
-        segments: Segments,
-        *,
-        training: bool = True,
-    ) -> SequenceWindows:
-        """Cut the data of some :meth:`rows` into windows."""
-        can_weigh = takes_weights(self.loss)
-        if not can_weigh:
-            self._require_no_weights(inputs, targets, weight)
-        if codec.class_weight is not None:
-            (codes,) = targets.series
-            weights = class_weight_array(codec.class_weight, codes.array, weight)
-            weight = SampleWeight(weights, codes.N, codes.T)
-        mask_per_output = self._masks_outputs(targets)
-        if weight is not None:
-            # over the steps that count: after all cuts, without burn-in and missing targets
-            weight = weight.normalized(
-                inputs.own(segments).without_first(self.spec.burn_in),
-                targets.series,
-                mask_per_output=mask_per_output,
-                add_up=self.pool.total,
-            )
+def _masks_outputs(loss: Loss, targets: Targets) -> bool:
+    """Return whether the loss can ignore single outputs of a step."""
+    if not isinstance(loss, SeqLoss):
+        return takes_weights(loss)
+    if loss.classes:
+        # Probabilities of classes are computed from all outputs of a step together.
+        return all(s.F == 1 for s in targets.series)
+    return loss.elementwise
 
-        windows = SequenceWindows(
-            inputs.series,
-            codec.encode(targets.series),
-            weight,
-            batchsize=self.batchsize,
-            seqsize=self.spec.seqsize or segments.max_length,
-            # overlap is for gradients to reach further back, of which validation has none
-            overlap=self.spec.overlap if training else 0,
-            burn_in=self.spec.burn_in,
-            segments=segments,
-            equal_lengths=not can_weigh,
-            mask_per_output=mask_per_output,
-            one_target=targets.per_series,
-            shards=inputs.shards,
-        )
-        windows.check()
-        if windows.has_missing_targets and not can_weigh:
-            raise ValueError(f"y has NaN (steps without a target), but {self._why_no_weights()}")
-        return windows
 
-    def validation_windows(
-        self,
-        data: object,
-        trained: Inputs,
-        targets: Targets,
-        schema: InputSchema,
-        codec: TargetCodec,
-    ) -> SequenceWindows:
-        """Cut ``validation_data``, which must have the features of the training data."""
-        if not isinstance(data, tuple | list) or len(data) not in (2, 3, 4, 5):
-            raise ValueError(
-                "validation_data must be (x, y), (x, y, sample_weight), (x, y, sample_weight, "
-                "lengths) or (x, y, sample_weight, lengths, starts)"
-            )
-        given = ValidationData(*data)
-        inputs = self.pool.inputs(
-            given.x,
-            # compared with the training data below, whose error tells more
-            replace(schema, fitted=None, longest=int(trained.all_series().length.max())),
-            name="validation x",
-            starts=given.starts,
-            lengths=given.lengths,
-        )
-        schema_of_targets = target_schema(
-            self.settings,
-            schema.estimator,
-            codec.classes,
-            per_series=targets.per_series,
-            name="validation y",
-        )
-        held_out = self.pool.targets(given.y, inputs, schema_of_targets)
-        for of_training, of_validation in (
-            (trained.series, inputs.series),
-            (targets.series, held_out.series),
-        ):
-            if feature_counts(of_training) != feature_counts(of_validation):
-                raise ShapeError(
-                    f"{of_validation[0].name} has {feature_counts(of_validation)} features, the "
-                    f"training data have {feature_counts(of_training)}"
-                )
-        lengths = trained.all_series().length
-        has_lengths = bool(lengths.min() < lengths.max())
-        weight = self.pool.weight(given.sample_weight, inputs, beside_lengths=has_lengths)
-        mark_missing_labels(held_out, codec.classes, self.loss)
-        rows = self.rows(inputs, held_out, weight, training=False)
-        return self.windows(inputs, held_out, weight, codec, rows, training=False)
-
-    def _fold_segments(self, segments: Segments) -> Segments:
-        """Fold the segments according to ``spec.rebatch``."""
-        if self.spec.rebatch != "auto":
-            return segments.fold(self.batchsize)
-        # with exact gradients, what lies before a fold would be lost for no gain
-        if self.spec.seqsize is None or self.spec.gradient == "exact":
-            return segments
-        least = max(MIN_WINDOWS_PER_FOLD * self.spec.seqsize, self.spec.burn_in + 1)
-        return segments.fold(self.batchsize, least)
-
-    def _masks_outputs(self, targets: Targets) -> bool:
-        """Return whether the loss can ignore single outputs of a step."""
-        if not isinstance(self.loss, SeqLoss):
-            return takes_weights(self.loss)
-        if self.loss.classes:
-            # Probabilities of classes are computed from all outputs of a step together.
-            return all(s.F == 1 for s in targets.series)
-        return self.loss.elementwise
-
-    def _require_no_weights(
-        self, inputs: Inputs, targets: Targets, weight: SampleWeight | None
-    ) -> None:
-        """Raise ValueError if the data need weights, for a loss without them."""
-        lengths = inputs.all_series().length
-        for needs_weights, reason in (
-            (weight is not None, "sample_weight is given"),
-            (len(np.unique(lengths)) > 1, "the series differ in length"),
-            (targets.per_series, "y has one target per series, at its last step"),
-        ):
-            if needs_weights:
-                raise ValueError(f"{reason}, but {self._why_no_weights()}")
-
-    def _why_no_weights(self) -> str:
-        name = getattr(self.loss, "__name__", repr(self.loss))
-        return (
-            f"the loss {name} takes no weights: give it a fourth argument, "
-            "loss(model, xs, ys, ws), or use seqloss"
-        )
+def _why_no_weights(loss: Loss) -> str:
+    name = getattr(loss, "__name__", repr(loss))
+    return (
+        f"the loss {name} takes no weights: give it a fourth argument, "
+        "loss(model, xs, ys, ws), or use seqloss"
+    )
 
 
 def mark_missing_labels(targets: Targets, classes: np.ndarray | None, loss: Loss) -> None:
@@ -644,7 +578,7 @@ def mark_missing_labels(targets: Targets, classes: np.ndarray | None, loss: Loss
             s.missing_label = MISSING_LABEL if uses_missing_label else ignored
 
 
-def _within(segments: Segments, bounds: Segments | None) -> Segments:
+def within(segments: Segments, bounds: Segments | None) -> Segments:
     """Return what is left of segments within the bounds of each series."""
     if bounds is None:
         return segments
@@ -748,7 +682,7 @@ def _hold_out_series(whole: Segments, n_held: int, seed: int, labels: np.ndarray
     )
 
 
-def _labels_of_series(inputs: Inputs, targets: Targets, pool: SeriesPool) -> np.ndarray | None:
+def _labels_of_series(inputs: Inputs, targets: Targets, reader: SeriesReader) -> np.ndarray | None:
     """Return the label of each series of all ranks; None if labels belong to steps."""
     array = targets.series[0].array
     shards = inputs.shards
@@ -757,7 +691,7 @@ def _labels_of_series(inputs: Inputs, targets: Targets, pool: SeriesPool) -> np.
         return None
     # of one target per series, at its last step, the source has it at all steps
     labels = array.source[0, :, 0] if targets.per_series else np.asarray(array[0, :, 0])
-    return labels if shards is None else shards.in_common_order(pool.ranks.allgather(labels))
+    return labels if shards is None else shards.in_common_order(reader.gather(labels))
 
 
 def _can_stratify(labels: np.ndarray, n_held: int) -> bool:
@@ -766,61 +700,69 @@ def _can_stratify(labels: np.ndarray, n_held: int) -> bool:
     return bool(counts.min() > 1) and len(counts) <= min(n_held, len(labels) - n_held)
 
 
-# -- a fit that is ready to run --------------------------------------------------------------------
+# -- how many series a minibatch has ---------------------------------------------------------------
 
 
-def plan_of(spec: Spec, windows: SequenceWindows) -> tuple[int, int, int]:
-    """Return the length of a fit: epochs, windows with a loss in an epoch, and updates in all, if
-    every window has a live step.
+def whole_batchsize(
+    settings: Settings, n_ranks: int, saved: Mapping[str, Any] | None = None
+) -> int:
+    """Return the number of series in a minibatch over all ranks.
+
+    ``saved`` is :func:`minibatch_size` in the checkpoint that the fit continues from. With weak
+    scaling and the same ``batchsize`` as then, the whole minibatch stays as it was, whatever the
+    number of ranks.
+
+    Raises
+    ------
+    SpecError
+        If ``scaling`` is neither ``"weak"`` nor ``"strong"``.
     """
-    n_windows = sum(1 for _ in windows.indices_with_loss())
-    per_epoch = -(-n_windows // spec.accumulate)
-    epochs = spec.planned_epochs(per_epoch)
-    updates = epochs * per_epoch
-    if spec.max_updates is not None:
-        updates = min(updates, spec.max_updates)
-    return epochs, n_windows, updates
+    scaling = settings.scaling
+    if scaling not in SCALINGS:
+        raise SpecError(
+            "scaling must be 'weak' (batchsize counts the series on each rank) or 'strong' (in "
+            f"the whole minibatch), got {scaling!r}"
+        )
+    batchsize = read_spec(settings.spec).batchsize
+    # with strong scaling, a minibatch has the same size on any number of ranks
+    if scaling == "strong":
+        return batchsize
+    # restoring the checkpoint of a different fit raises the error
+    if saved is not None and (saved["scaling"], saved["batchsize"]) == (scaling, batchsize):
+        return int(saved["whole"])
+    return batchsize * n_ranks
 
 
-@dataclass(frozen=True)
-class Training:
-    """Components of a fit that is ready to run.
+def minibatch_size(settings: Settings, windows: SequenceWindows) -> dict[str, Any]:
+    """Return the size of minibatches, as a checkpoint holds it."""
+    return {
+        "scaling": settings.scaling,
+        "batchsize": read_spec(settings.spec).batchsize,
+        "whole": windows.batchsize,
+    }
 
-    Attributes
-    ----------
-    data : FitData
-    size : MinibatchSize
-    rng : numpy.random.Generator
-        Source of all randomness, equal on all ranks.
-    resume : bool
-        Whether model and optimizer come from an earlier fit.
-    optimizer : torch.optim.Optimizer
-    groups : list of dict
-        Parameter groups of the optimizer before a new scheduler changes them.
-    scheduler : learning-rate scheduler of torch, or None
-    batches : TensorBatches
-        This rank's part of the windows.
-    step : WindowStep
-        Holds the ``model``.
-    loop : Loop
-        Holds ``ranks`` and all hooks except the callbacks.
-    task : FixedTask or None
-        Of what is fitted in closed form.
-    epochs, n_windows, n_updates : int
-        See :func:`plan_of`.
+
+def describe_minibatches(settings: Settings, windows: SequenceWindows, n_ranks: int) -> str | None:
+    """Return a line such as ``4 ranks train on minibatches of 32 series, 8 on each rank``; None
+    where it goes without saying.
     """
-
-    data: FitData
-    size: MinibatchSize
-    rng: np.random.Generator
-    resume: bool
-    optimizer: Optimizer
-    groups: list[dict[str, Any]]
-    scheduler: Any
-    batches: TensorBatches
-    step: WindowStep
-    loop: Loop
-    task: FixedTask | None
-    epochs: int
-    n_windows: int
-    n_updates: int
+    resumed = windows.batchsize != whole_batchsize(settings, n_ranks)
+    if n_ranks == 1 and not resumed:
+        return None
+    rows = windows.segments
+    whole = min(windows.batchsize, len(rows))  # a small data set makes one minibatch
+    least, remainder = divmod(whole, n_ranks)
+    each = f"{least} on each rank"
+    if windows.shards is not None:
+        each = "each rank on its own"
+    elif remainder:
+        each = f"{least} or {least + 1} on each rank"
+    quantity = f"all {whole}" if whole == len(rows) else str(whole)
+    minibatches = f"{quantity} {'pieces of series' if rows.folds > 1 else 'series'}"
+    batchsize = read_spec(settings.spec).batchsize
+    why = f"batchsize={batchsize}, scaling={settings.scaling!r}"
+    if resumed:
+        why += f", which continues with the {windows.batchsize} of its checkpoint"
+    if n_ranks == 1:
+        return f"this process trains on minibatches of {minibatches} ({why})"
+    return f"{n_ranks} ranks train on minibatches of {minibatches}, {each} ({why})"

@@ -4,20 +4,23 @@ first minibatch, and the losses of its epochs.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from fluxutils_py.errors import SingleStepWarning, warn
-from fluxutils_py.estimator.fit_data import Training
 from fluxutils_py.inputs.inputs import Inputs
 from fluxutils_py.nn import Recur
-from fluxutils_py.nn.closed_form_model import is_closed_form
 from fluxutils_py.nn.losses import SeqLoss
 from fluxutils_py.nn.sensitivities import carries, truncated_layers
 from fluxutils_py.nn.states import recurrent_layers
-from fluxutils_py.training.minibatch import Minibatch
+from fluxutils_py.training.minibatch import Minibatch, TensorBatches
+
+if TYPE_CHECKING:
+    from fluxutils_py.estimator.fitting import FitLoop
 
 ENOUGH = 50  # updates; from fewer, a network seldom learns
 WORSE = 1.1  # of the loss of a constant; while it learns from pure noise, a network is about there
@@ -121,44 +124,42 @@ def warn_truncated_layers(model: nn.Module) -> None:
 # -- updates, and what they have learnt ------------------------------------------------------------
 
 
-def warn_few_updates(training: Training) -> None:
+def warn_few_updates(loop: FitLoop) -> None:
     """Warn if a fit plans fewer than ``ENOUGH`` updates, but some."""
-    n = training.n_updates
+    n = loop.n_updates
     if not 0 < n < ENOUGH:
         return
-    accumulate = training.data.spec.accumulate
+    accumulate = loop.data.spec.accumulate
     over = "" if accumulate == 1 else f", accumulate={accumulate}"
     warn(
-        f"this fit makes {n} update{'s' * (n > 1)} in all (epochs={training.epochs}, minibatches "
-        f"per epoch: {training.n_windows}{over}); fewer than {ENOUGH} are seldom enough to learn "
+        f"this fit makes {n} update{'s' * (n > 1)} in all (epochs={loop.epochs}, minibatches "
+        f"per epoch: {loop.n_windows}{over}); fewer than {ENOUGH} are seldom enough to learn "
         "from: set more epochs, or a smaller batchsize or seqsize"
     )
 
 
-def watch_scales(training: Training) -> None:
+def watch_scales(windows: TensorBatches, model: nn.Module) -> None:
     """Have the first minibatch with a loss warn of values that are too large."""
-    unseen = [training.step.model]
+    unseen = [model]
 
     def look(batch: Minibatch) -> None:
         has_loss = batch.index is not None and batch.index.has_loss and batch.n_live != 0
         if unseen and has_loss:
             warn_unscaled(batch, unseen.pop())
 
-    training.batches.observers.append(look)
+    windows.observers.append(look)
 
 
-def watch_targets(training: Training) -> list[list[Tensor]]:
+def watch_targets(loop: FitLoop) -> list[list[Tensor]]:
     """Have the first epoch sum its targets, if what a fit has learnt can be told from its losses.
 
     Return the list that receives the sums of each output. It stays empty for fits of one epoch,
     whose loss is that of a model which begins to learn, for fits that are too short, and for losses
     of which the best constant is not known.
     """
-    loss = training.data.loss
+    loss = loop.data.loss
     sums: list[list[Tensor]] = []
-    is_short = (
-        training.epochs < 2 or training.n_updates < ENOUGH or is_closed_form(training.step.model)
-    )
+    is_short = loop.epochs < 2 or loop.n_updates < ENOUGH
     if is_short or not isinstance(loss, SeqLoss) or not loss.knows_constants:
         return sums
 
@@ -166,14 +167,13 @@ def watch_targets(training: Training) -> list[list[Tensor]]:
         if batch.n_live != 0 and batch.index is not None and batch.index.has_loss:
             sums[:] = [_added([*sums, loss.target_sums(batch.labels, batch.weight)])]
 
-    training.batches.observers.append(add)
+    loop.windows.observers.append(add)
     return sums
 
 
-def warn_nothing_learnt(training: Training, sums: list[list[Tensor]]) -> None:
+def warn_nothing_learnt(loop: FitLoop, sums: list[list[Tensor]]) -> None:
     """Warn on rank 0 if the losses of the last two epochs are above that of a constant output."""
-    loop = training.loop
-    n_updates = training.step.n_updates
+    n_updates = loop.trainer.n_updates
     of_ranks = loop.ranks.allgather(sums)
     if loop.ranks.rank > 0 or n_updates < ENOUGH or loop.epoch - loop.start_epoch < 2:
         return
@@ -181,8 +181,8 @@ def warn_nothing_learnt(training: Training, sums: list[list[Tensor]]) -> None:
     losses = [record["loss"] for record in loop.history[-2:] if record["loss"] is not None]
     if not total or not losses:
         return
-    assert isinstance(training.data.loss, SeqLoss)  # or there were no sums
-    of_constant = training.data.loss.loss_of_constant(total)
+    assert isinstance(loop.data.loss, SeqLoss)  # or there were no sums
+    of_constant = loop.data.loss.loss_of_constant(total)
     if min(losses) > WORSE * of_constant > UNVARYING:
         warn(
             f"after {n_updates} updates the loss on the training data is {min(losses):.4g}, above "

@@ -10,11 +10,61 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fluxutils_py.estimator.conformal import Calibration
-from fluxutils_py.estimator.estimator_settings import Settings
-from fluxutils_py.estimator.fit_choice import FitChoice
+from fluxutils_py.estimator.spec import Settings
 from fluxutils_py.inputs.inputs import InputLayout, InputSchema
 from fluxutils_py.inputs.target_codec import TargetCodec
 from fluxutils_py.nn import Recur
+
+
+@dataclass(frozen=True)
+class FitChoice:
+    """What "auto" stands for in a fit. A file of an estimator holds it.
+
+    Attributes
+    ----------
+    cell : str
+        "kernels", "linear", "lstm", or "linear+lstm".
+    n_kernels : int
+        Features of the kernels.
+    n_lags : int
+    has_statistics : bool
+        Whether a linear model may use statistics of several spans.
+    has_means : bool
+        Whether a network sees exponential means.
+    class_weight : str or None
+    scale_input : bool
+        Whether a network standardises its inputs; False in some files of 0.2.0 alone.
+    needs_trial : bool
+        Whether a fit on four fifths of the data is to find the gain first.
+    gain : float
+        Factor of what the network adds to the linear model.
+    hidden_size, lr, dropout, input_noise, max_updates, batchsize, seqsize
+        See :class:`fluxutils_py.SequenceRegressor`.
+    """
+
+    cell: str
+    n_kernels: int = 10_000
+    n_lags: int = 24
+    has_statistics: bool = True
+    has_means: bool = True
+    hidden_size: int = 48
+    lr: float = 5e-3
+    dropout: float = 0.3
+    input_noise: float = 0.1
+    max_updates: int = 600
+    batchsize: int = 16
+    seqsize: int | None = 64
+    class_weight: str | None = None
+    scale_input: bool = True
+    needs_trial: bool = False
+    gain: float = 1.0
+
+    def describe(self, n_updates: int) -> str:
+        """Return a line that says what is fitted."""
+        if self.cell in ("kernels", "linear"):
+            return f"cell={self.cell!r}, fitted in closed form"
+        gain = f", which counts {self.gain:g}" if self.gain < 1 else ""
+        return f"cell={self.cell!r}{gain}, up to {n_updates} updates"
 
 
 @dataclass(frozen=True, eq=False)

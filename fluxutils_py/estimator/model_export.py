@@ -16,22 +16,14 @@ from fluxutils_py.estimator.c_export import HeaderSettings, header_of, n_feature
 from fluxutils_py.estimator.fitted_parts import SeriesEstimator
 from fluxutils_py.estimator.spec import read_spec
 from fluxutils_py.estimator.streaming import ModelParts, stream, unwrap
-from fluxutils_py.exporting import (
-    ContextWindow,
-    ExportedModel,
-    Graph,
-    ModelStep,
-    initial_of,
-    write_graph,
-)
 from fluxutils_py.exporting.compiled_header import is_header, run_header
-from fluxutils_py.exporting.export_files import FORMATS, check_format
-from fluxutils_py.exporting.graph import Gaps
+from fluxutils_py.exporting.export_files import FORMATS, ExportedModel, check_format, write_graph
+from fluxutils_py.exporting.graph import Gaps, Graph, initial_of
+from fluxutils_py.exporting.steps import ContextWindow, ModelStep
 from fluxutils_py.files import atomic_write
 from fluxutils_py.inputs.moments import Affine
-from fluxutils_py.nn.closed_form_model import takes_gaps
 from fluxutils_py.nn.layers import Elementwise
-from fluxutils_py.nn.model_windows import needs_context
+from fluxutils_py.nn.model_windows import needs_context, takes_gaps
 from fluxutils_py.nn.precision import undisturbed
 from fluxutils_py.parallel import get_communicator
 from fluxutils_py.transformers.sequence_features import SequenceFeatures

@@ -18,8 +18,7 @@ from fluxutils_py.errors import LoadError
 from fluxutils_py.estimator.bounded_building import build_bounded, compare_parameters
 from fluxutils_py.estimator.building import NotStored, build_model, check_device, require_stored
 from fluxutils_py.estimator.conformal import Calibration
-from fluxutils_py.estimator.fit_choice import FitChoice
-from fluxutils_py.estimator.fitted_parts import FittedParts
+from fluxutils_py.estimator.fitted_parts import FitChoice, FittedParts
 from fluxutils_py.estimator.nested_parameters import parameter_names
 from fluxutils_py.estimator.serialization import (
     LOSSES,
@@ -57,6 +56,12 @@ FORMAT = 2
 NO_SETTINGS = ("model", "loss", "opt", "spec", "device", "callbacks")
 CODE = ("cell",)  # settings that may be classes, stored by name
 WITH_KEYWORDS = ("model", "loss", "opt", *CODE)  # of which a partial has settings
+# Settings of ready-made estimators in files of 0.2.0 that are now fields of their spec, or of what
+# a fit has chosen. Others that are gone say how to train, and matter no more.
+NOW_IN_SPEC = (
+    *("lr_schedule", "shuffle", "overlap", "burn_in", "clip", "rebatch", "precision", "gradient"),
+)
+NOW_CHOSEN = ("n_lags", "input_noise", "scale_input")
 FITTED = (
     *("loss_", "loss_curve_", "validation_loss_curve_", "n_iter_", "history_"),
     *("n_features_in_", "n_outputs_"),
@@ -230,6 +235,8 @@ def _read_fitted(content: dict[str, Any], path: object) -> Fitted:
     n_steps = content["fitted"]["_n_steps"]
     # without the scheduler, which is restored with the optimizer
     chosen = content["choice"]
+    if _is_flat(content["settings"]):
+        chosen = _choice_of_flat(chosen, content["settings"])
     choice = None if chosen is None else dataclass_from_plain(FitChoice, chosen)
     data = {str(name): str(text) for name, text in content["data"].items()}
     longest = int(content["longest"])
@@ -293,12 +300,36 @@ def _stored_arguments(content: dict[str, Any], path: object) -> dict[str, Any]:
         "loss": lambda config: seqloss(deserialize(config, LOSSES)),
         "opt": lambda config: deserialize(config, OPTIMIZERS),
     }
+    spec = deserialize_spec(content["spec"])
+    if _is_flat(content["settings"]):
+        spec = _spec_of_flat(content["settings"])
     return {
         **{k: restore_argument(content[k], k, build) for k, build in builders.items()},
-        "spec": deserialize_spec(content["spec"]),
+        "spec": spec,
         **{k: v for k, v in content["settings"].items() if k not in NO_SETTINGS},
         **{k: NotStored(k, name) for k, name in content["code"].items() if k in CODE},
     }
+
+
+def _is_flat(settings: dict[str, Any]) -> bool:
+    """Return whether settings are those of a ready-made estimator of 0.2.0, without a spec."""
+    return "n_iter_no_change" in settings
+
+
+def _choice_of_flat(chosen: dict[str, Any] | None, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of a :class:`FitChoice`, some of which were arguments in 0.2.0."""
+    if chosen is None:  # nothing was "auto"
+        chosen = asdict(FitChoice("linear+lstm"))
+    given = {k: settings[k] for k in NOW_CHOSEN if settings.get(k, "auto") != "auto"}
+    return {"scale_input": True, **chosen, **given}
+
+
+def _spec_of_flat(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the spec of a ready-made estimator of 0.2.0, whose fields were arguments."""
+    spec = {name: settings[name] for name in NOW_IN_SPEC if name in settings}
+    if settings["early_stopping"]:
+        spec["patience"] = settings["n_iter_no_change"]
+    return spec
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,12 @@ from fluxutils_py.estimator.same_fit import require_same_inputs
 from fluxutils_py.estimator.spec import Spec, read_spec
 from fluxutils_py.inputs.inputs import Inputs, read_inputs, without_padding
 from fluxutils_py.inputs.labelled_arrays import split_labels, with_labels
-from fluxutils_py.inputs.sharded_data import is_empty, ranks_of_call
+from fluxutils_py.inputs.sharded_data import is_empty
 from fluxutils_py.inputs.target_codec import TargetCodec, Transform
 from fluxutils_py.nn.states import have_begun
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.parallel.communicator import describe_by_rank
+from fluxutils_py.parallel.rank_group import ranks_of_call
 from fluxutils_py.training.predictor import Prediction, Predictor
 
 

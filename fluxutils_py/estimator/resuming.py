@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fluxutils_py.errors import LoadError
 from fluxutils_py.estimator.fingerprint import (
@@ -14,29 +14,32 @@ from fluxutils_py.estimator.fingerprint import (
     join_differences,
     requested_identity,
 )
-from fluxutils_py.estimator.fit_data import Training
+from fluxutils_py.estimator.fit_data import minibatch_size
 from fluxutils_py.estimator.fitted_parts import SeriesEstimator
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.training import Checkpointer
 from fluxutils_py.training.checkpointer import explain_lost_files
 from fluxutils_py.training.generator_state import RandomGenerators
 
+if TYPE_CHECKING:
+    from fluxutils_py.estimator.fitting import FitLoop
+
 SERIES_OF_RANKS = (SHARDS.format(""), SHARDS.format("validation "))
 
 
-def with_checkpoints(callbacks: list[Any], training: Training, est: SeriesEstimator) -> list[Any]:
+def with_checkpoints(callbacks: list[Any], loop: FitLoop, est: SeriesEstimator) -> list[Any]:
     """Return the callbacks, with each :class:`Checkpointer` replaced by one that tracks the whole
     fit.
     """
     tracked = {
         # first: it rejects a checkpoint of a different fit before anything else is restored
-        "fit": _Fit(training, est),
-        "model": training.step.model,
-        "optimizer": training.optimizer,
-        "loop": training.loop,
-        "batches": training.batches,
-        "step": training.step,
-        "random": RandomGenerators(training.batches.device, rng=training.rng),
+        "fit": _Fit(loop, est),
+        "model": loop.model,
+        "optimizer": loop.optimizer,
+        "loop": loop,
+        "batches": loop.windows,
+        "step": loop.trainer,
+        "random": RandomGenerators(loop.windows.device, rng=loop.rng),
     }
     return [c.with_tracked(**tracked) if isinstance(c, Checkpointer) else c for c in callbacks]
 
@@ -50,7 +53,7 @@ def restore_newest(callbacks: list[Any], ranks: RankGroup) -> bool:
 
 
 def saved_minibatch_size(callbacks: list[Any], ranks: RankGroup) -> Mapping[str, Any] | None:
-    """Return the state of :class:`MinibatchSize` in the checkpoint that :func:`restore_newest` will
+    """Return what :func:`minibatch_size` was in the checkpoint that :func:`restore_newest` will
     restore.
 
     None if there is no checkpoint, or none of a fit.
@@ -77,20 +80,20 @@ class _Fit:
     epoch.
     """
 
-    def __init__(self, training: Training, est: SeriesEstimator) -> None:
+    def __init__(self, loop: FitLoop, est: SeriesEstimator) -> None:
         self.est = est
-        self.loop = training.loop
-        self.device = training.batches.device
+        self.loop = loop
+        self.device = loop.windows.device
         # now, before hooks change what it describes
-        self.identity = requested_identity(training)
-        self.data = data_digests(training.data)
-        self.size = training.size
+        self.identity = requested_identity(loop)
+        self.data = data_digests(loop.data)
+        self.size = minibatch_size(loop.data.settings, loop.data.windows)
 
     def state_dict(self) -> dict[str, Any]:
         return {
             "of": self.identity,
             "data": self.data,
-            "size": self.size.state_dict(),
+            "size": self.size,
             "hooks": list(self.loop.hooks.state_dict()),
             "grad": self.est.grad_,
         }

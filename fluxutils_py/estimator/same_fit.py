@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fluxutils_py.data.digest import digest_arrays
 from fluxutils_py.errors import RankError, warn
-from fluxutils_py.estimator.estimator_settings import Settings, as_callbacks
 from fluxutils_py.estimator.fingerprint import sample_digests, shared_identity
-from fluxutils_py.estimator.fit_data import Training
-from fluxutils_py.estimator.spec import read_spec
+from fluxutils_py.estimator.spec import Settings, read_spec
 from fluxutils_py.inputs.inputs import Inputs
 from fluxutils_py.parallel import RankGroup
-from fluxutils_py.training.hooks import Hooks
+from fluxutils_py.training.hooks import Hooks, as_callbacks
 from fluxutils_py.versions import installed_version
+
+if TYPE_CHECKING:
+    from fluxutils_py.estimator.fitting import FitLoop
 
 OF_DATA = ("the shape of", "the dtype of", "the starts")
 
 
-def require_same_fit(training: Training) -> None:
+def require_same_fit(loop: FitLoop) -> None:
     """Raise on every rank unless all have the same fit; then copy the model of rank 0 to all ranks.
 
     Compares the model, optimizer, spec, versions, and the sizes and a sample of the data.
@@ -28,41 +29,41 @@ def require_same_fit(training: Training) -> None:
     RankError
         If they differ; names the first difference, with the value of each rank.
     """
-    ranks = training.loop.ranks
+    ranks = loop.ranks
     if ranks.is_single:
         return
-    model = training.step.model
-    identity = shared_identity(training)
+    model = loop.model
+    identity = shared_identity(loop)
     # data first: its sizes are part of the identity too, and their error names sharded=True
-    _require_same_data(training, identity)
+    _require_same_data(loop, identity)
     ranks.require_equal(
         {
             "the version of fluxutils_py": installed_version("fluxutils_py"),
             "the version of torch": installed_version("torch"),
-            "the epochs so far": training.loop.epoch,
-            "scaling": training.data.settings.scaling,
+            "the epochs so far": loop.epoch,
+            "scaling": loop.data.settings.scaling,
             **identity,
-            "the scale of the targets": str(training.data.codec.scale),
+            "the scale of the targets": str(loop.data.codec.scale),
             "hooks that all ranks need": [
-                training.data.validation is not None,
-                training.scheduler is not None,
+                loop.data.validation is not None,
+                loop.scheduler is not None,
             ],
         }
     )
     # initial weights drawn by the user's own code may differ between ranks
     ranks.broadcast(list(model.parameters()) + list(model.buffers()))
-    n_series = min(len(training.data.windows.segments), training.size.whole)
+    n_series = min(len(loop.data.windows.segments), loop.data.windows.batchsize)
     if n_series < ranks.size and ranks.rank == 0:
         warn(f"{ranks.size} ranks share {n_series} series: some have nothing to do")
 
 
-def _require_same_data(training: Training, identity: dict[str, str]) -> None:
+def _require_same_data(loop: FitLoop, identity: dict[str, str]) -> None:
     """Raise on every rank unless all have the same data; the error tells of ``sharded=True``."""
-    ranks = training.loop.ranks
+    ranks = loop.ranks
     # a sample only: ranks may map a file that is larger than memory
     sizes = {name: text for name, text in identity.items() if name.startswith(OF_DATA)}
     try:
-        ranks.require_equal(sizes | sample_digests(training.data))
+        ranks.require_equal(sizes | sample_digests(loop.data))
     except RankError as error:
         if ranks.call != "fit":  # sharded already, or of a forecaster, which needs all series
             raise

@@ -12,38 +12,43 @@ from sklearn.utils.validation import check_is_fitted
 from fluxutils_py.data import SampleWeight, SeriesArray
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, ShapeError
-from fluxutils_py.estimator.estimator_settings import Settings
-from fluxutils_py.estimator.fit_data import FitRequest, target_schema
+from fluxutils_py.estimator.fit_data import target_schema
 from fluxutils_py.estimator.fitted_parts import SeriesEstimator, input_schema
 from fluxutils_py.estimator.fitting import run_evaluate
 from fluxutils_py.estimator.predicting import BlockPredictor
-from fluxutils_py.estimator.spec import read_spec
+from fluxutils_py.estimator.spec import Settings, read_spec
 from fluxutils_py.inputs.moments import Moments, moments
-from fluxutils_py.inputs.sharded_data import SeriesPool, ranks_of_call
-from fluxutils_py.inputs.targets import MISSING_LABEL
+from fluxutils_py.inputs.sharded_data import sharded_reader
+from fluxutils_py.inputs.targets import MISSING_LABEL, SeriesReader
 from fluxutils_py.nn.losses import Loss, SeqLoss, as_loss
 from fluxutils_py.parallel import RankGroup
+from fluxutils_py.parallel.rank_group import ranks_of_call
 from fluxutils_py.training.predictor import Prediction
 
 
 def run_score(
     est: SeriesEstimator,
-    request: FitRequest,
+    x: object,
+    y: object,
+    sample_weight: object = None,
+    lengths: object = None,
+    starts: object = None,
+    sharded: bool = False,
 ) -> float:
     """Score the predictions of an estimator on all ranks; see ``Estimator.score``."""
     settings = est.resolved_params()
-    with ranks_of_call(settings.comm, "score", request.sharded) as ranks:
-        if not request.sharded:
-            weighted = "none" if request.sample_weight is None else "given"
+    with ranks_of_call(settings.comm, "score", sharded) as ranks:
+        if not sharded:
+            weighted = "none" if sample_weight is None else "given"
             ranks.require_equal({"sample_weight": weighted})
         check_is_fitted(est, "model_")
         parts = est.fitted_parts_
         schema = input_schema(est, settings, parts)
-        pool = SeriesPool(ranks if request.sharded else RankGroup())
-        inputs = pool.inputs(request.x, schema, starts=request.starts, lengths=request.lengths)
+        reader = sharded_reader(ranks) if sharded else SeriesReader()
+        inputs = reader.inputs(x, schema, starts=starts, lengths=lengths)
         spec = read_spec(settings.spec)
         # with shards, each rank predicts all of its own series
-        together = RankGroup() if request.sharded else ranks
+        together = RankGroup() if sharded else ranks
         # of one target per series, other steps than the last have no score
         ends_only = parts.codec.per_series
         predictions = BlockPredictor(est.model_, inputs, spec, together, ends_only=ends_only)
@@ -54,11 +59,11 @@ def run_score(
             per_series=parts.codec.per_series,
             unknown=-1,  # a label that training never had counts as predicted wrong
         )
-        targets = pool.targets(request.y, inputs, schema_of_targets).series
+        targets = reader.targets(y, inputs, schema_of_targets).series
         segments = inputs.whole()
-        weight = pool.weight(request.sample_weight, inputs)
+        weight = reader.weight(sample_weight, inputs)
         if weight is not None:
-            weight = weight.normalized(segments, targets, mask_per_output=True, add_up=pool.total)
+            weight = weight.normalized(segments, targets, mask_per_output=True, add_up=reader.total)
         loss = as_loss(settings.loss)
         missing = _missing_label(settings, loss, targets)
         if missing is not None:
@@ -67,7 +72,8 @@ def run_score(
             predictions.transform = parts.codec.decoders()["predict"]
             return pooled_r2(predictions, targets, segments, weight, ranks)
     # outputs in another unit than the targets, such as log-odds: the loss alone compares the two
-    mean_loss = run_evaluate(est, request, gradient=False, whole=True)
+    series = (x, y, sample_weight, lengths, starts, sharded)
+    mean_loss = run_evaluate(est, *series, whole=True)
     assert isinstance(mean_loss, float)
     return -mean_loss
 

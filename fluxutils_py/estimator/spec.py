@@ -1,11 +1,11 @@
-"""The settings of training: epochs, batchsize, seqsize, and optional ones."""
+"""The settings of training, and all arguments of an estimator with defaults in place of None."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import numbers
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any, TypeVar
@@ -13,8 +13,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from fluxutils_py.errors import SpecError, warn
+from fluxutils_py.estimator.building import default_model
 from fluxutils_py.lr_schedules import cosine
 from fluxutils_py.nn.precision import check_precision
+from fluxutils_py.parallel.launcher import in_shared_search
+from fluxutils_py.training.make_optimizer import adamw
 from fluxutils_py.tree import children, is_sequence
 from fluxutils_py.validation import check_integer, check_positive
 
@@ -49,19 +52,20 @@ Class = TypeVar("Class")
 def explains_arguments(cls: type[Class]) -> type[Class]:
     """Let an estimator refuse unknown arguments with what was probably meant.
 
-    That is a field of its spec, or another name. The signature stays that of the class, for
-    scikit-learn and for users.
+    That is a field of its spec, or another name; ``INSTEAD`` of the class says what replaces
+    arguments that it had once. The signature stays that of the class, for scikit-learn and for
+    users.
     """
     plain: Callable[..., None] = cls.__init__
     names = list(inspect.signature(plain).parameters)[1:]  # without self
+    replaced: dict[str, str] = getattr(cls, "INSTEAD", {})
 
     @functools.wraps(plain)
     def init(self: Any, *args: Any, **arguments: Any) -> None:
         for name in arguments:
             if name not in names:
-                raise TypeError(
-                    f"{type(self).__name__} has no parameter {name!r}; {_way_to_set(name, names)}"
-                )
+                way = replaced.get(name) or _way_to_set(name, names)
+                raise TypeError(f"{type(self).__name__} has no parameter {name!r}; {way}")
         plain(self, *args, **arguments)
 
     cls.__init__ = init  # type: ignore[method-assign]
@@ -216,7 +220,7 @@ MAIN = ("epochs", "batchsize", "seqsize")
 ARGUMENTS = (
     *("model", "loss", "opt", "comm", "scaling", "device", "compile", "callbacks"),
     *("warm_start", "random_state", "verbose", "target", "n_timesteps", "early_stopping"),
-    *("validation_fraction", "scale_target", "class_weight"),
+    *("scale_target", "class_weight"),
 )
 
 
@@ -297,7 +301,9 @@ def _reject_misspelt(fields: dict[str, Any], others: list[str]) -> None:
 
 def spec_fields(spec: Any) -> dict[str, Any]:
     """Return the fields of a spec of any form."""
-    fields = None if is_sequence(spec) else children(spec)  # a mapping, namedtuple or dataclass
+    if isinstance(spec, Mapping):
+        return dict(spec)
+    fields = None if is_sequence(spec) else children(spec)  # a namedtuple or dataclass
     if fields is not None:
         return fields
     if isinstance(spec, type | str | bytes | numbers.Number | list | tuple | set):
@@ -369,3 +375,68 @@ def _check_gradient(spec: Spec) -> None:
             f"spec.gradient='exact' needs overlap=0, got overlap={spec.overlap}: gradients already "
             "reach all steps before a window; leave overlap out, or set gradient='truncated'"
         )
+
+
+# -- all arguments of an estimator -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Constructor arguments of an estimator, with defaults in place of None.
+
+    These attributes are not arguments of every estimator:
+
+    Attributes
+    ----------
+    n_timesteps : int or None
+        Steps in each row of a matrix.
+    is_classifier : bool
+        Whether targets are labels of any type.
+    class_weight : "balanced", "sqrt_balanced", dict or None
+    scale_target : bool
+        Whether to train on targets of mean 0 and variance 1.
+    early_stopping : bool
+        Whether to hold out ``validation_fraction`` of the training data if no validation data are
+        given.
+    choice : FitChoice or None
+        What "auto" stands for; None where nothing is chosen, or nothing yet.
+    """
+
+    model: Any = None
+    loss: Any = None
+    opt: Any = None
+    spec: Any = None
+    comm: Any = "auto"
+    scaling: Any = "weak"
+    device: Any = None
+    compile: Any = False
+    callbacks: Any = None
+    random_state: Any = None
+    verbose: Any = "auto"
+    target: str = "auto"
+    n_timesteps: int | None = None
+    is_classifier: bool = False
+    class_weight: Any = None
+    scale_target: bool = False
+    early_stopping: bool = False
+    validation_fraction: Any = None
+    interval: float | None = None
+    choice: Any = None
+
+    @classmethod
+    def from_estimator(cls, est: object, **replacements: Any) -> Settings:
+        """Return the settings of an estimator, with some of its arguments replaced."""
+        names = [f.name for f in fields(cls)]
+        arguments = {name: getattr(est, name) for name in names if hasattr(est, name)}
+        arguments |= replacements
+        if arguments.get("spec") is None:
+            arguments["spec"] = Spec()
+        model = arguments.get("model")
+        is_default = model is None or getattr(model, "func", None) is default_model
+        if is_default and arguments.get("opt") is None:
+            arguments["opt"] = functools.partial(adamw, lr=0.01)
+        if in_shared_search():
+            # The candidates of a search were each fitted by one process, and its refit trains them
+            # together: minibatches of the same size give the model that was chosen.
+            arguments["scaling"] = "strong"
+        return cls(**arguments)

@@ -22,7 +22,7 @@ from fluxutils_py.estimator.step_learner import Learning, StepLearner
 from fluxutils_py.estimator.watched_stream import Watch, watched_stream
 from fluxutils_py.inputs.single_steps import read_step, series_indices
 from fluxutils_py.inputs.target_codec import Transform
-from fluxutils_py.nn.closed_form_model import takes_gaps
+from fluxutils_py.nn.model_windows import takes_gaps
 from fluxutils_py.nn.native import TYPES
 from fluxutils_py.nn.parameters import Freeze
 from fluxutils_py.nn.precision import undisturbed

@@ -217,7 +217,7 @@ class WatchedStream:
     >>> from fluxutils_py import SequenceRegressor
     >>> x = np.random.default_rng(0).normal(size=(2, 3, 400))  # (F, N, T)
     >>> y = x.sum(0, keepdims=True) + np.random.default_rng(1).normal(size=(1, 3, 400))
-    >>> est = SequenceRegressor(cell="linear", n_lags=2, interval=0.9).fit(x, y)
+    >>> est = SequenceRegressor(cell="linear", interval=0.9).fit(x, y)
     >>> live = est.stream(3, interval=0.9, alarm=True)
     >>> prediction, low, high, alarm = live.step(x[:, :, 0])
     >>> live.observe(y[:, :, 0])

@@ -13,8 +13,9 @@ from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor, nn
 
 from fluxutils_py.errors import ExportError
-from fluxutils_py.exporting import ExportedModel, Graph, InitialState, ModelStep, write_graph
-from fluxutils_py.exporting.export_files import Path
+from fluxutils_py.exporting.export_files import ExportedModel, Path, write_graph
+from fluxutils_py.exporting.graph import Graph
+from fluxutils_py.exporting.steps import InitialState, ModelStep
 from fluxutils_py.forecasting.channels import Covariate
 from fluxutils_py.forecasting.features import LARGEST, SEASONS_BACK, Past
 from fluxutils_py.forecasting.fitted_state import FittedState

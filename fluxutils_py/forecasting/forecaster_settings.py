@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from sklearn.base import BaseEstimator
 
+from fluxutils_py.auto.sequence_estimators import CELLS
 from fluxutils_py.errors import SpecError
-from fluxutils_py.estimator.sequence_estimators import CELLS
 from fluxutils_py.forecasting.features import TRANSFORMS
 from fluxutils_py.forecasting.networks import LOSSES
 from fluxutils_py.frames.panel import Columns

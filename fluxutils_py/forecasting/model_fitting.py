@@ -7,21 +7,20 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR
 
+from fluxutils_py.auto.sequence_estimators import CELLS
 from fluxutils_py.data.digest import digest_arrays
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, RankError, warn
 from fluxutils_py.estimator import Estimator, Spec
 from fluxutils_py.estimator.building import build_model
-from fluxutils_py.estimator.estimator_settings import as_callbacks, whole_batchsize
-from fluxutils_py.estimator.fit_data import FitRequest, ValidationData
 from fluxutils_py.estimator.fitting import run_fit
-from fluxutils_py.estimator.sequence_estimators import CELLS
 from fluxutils_py.forecasting.calibration import HeldOutEnd, learn_correction, walk_held_out_end
 from fluxutils_py.forecasting.channels import Channels, fit_covariates
 from fluxutils_py.forecasting.feature_choice import (
@@ -68,6 +67,7 @@ from fluxutils_py.frames.panel import Columns, Panel
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.reporting.progress import say_stage
 from fluxutils_py.sklearn_callbacks import hooks_of
+from fluxutils_py.training.hooks import as_callbacks
 from fluxutils_py.training.make_optimizer import adamw
 
 MOST_EPOCHS = 16  # at most so many passes over the data, or FEW_STEPS steps, whichever is more
@@ -186,7 +186,7 @@ class LearningData:
         Of the whole series.
     weights : PackedSeries or None
         Of the targets, see ``target_weights``.
-    validation : ValidationData or None
+    validation : tuple or None
         Inputs and targets of the whole series, with targets only in the part that is held out.
     """
 
@@ -194,7 +194,7 @@ class LearningData:
     windows: PanelWindows
     whole: PanelWindows
     weights: PackedSeries | None = None
-    validation: ValidationData | None = None
+    validation: tuple[Any, ...] | None = None
 
     @classmethod
     def of(
@@ -219,14 +219,14 @@ class LearningData:
         # the first forecast that is validated is that at the end of the training part
         first = np.maximum(lengths - val_size - 1, 0)
         if fitted.network == SEGMENTS:
-            at_origins = ValidationData(
+            at_origins = (
                 OriginArray(whole, "inputs", first, lengths - 1),
                 OriginArray(whole, "targets", first, lengths - 1, weights=of_all),
             )
             return cls(fitted, windows, whole, weights, at_origins)
         x = WindowArray(whole, "inputs")
         y = WindowArray(whole, "targets", first, weights=of_all)
-        return cls(fitted, windows, whole, weights, ValidationData(x, y, None, lengths))
+        return cls(fitted, windows, whole, weights, (x, y, None, lengths))
 
     def inputs_and_targets(self, most_origins: int) -> tuple[WindowArray, WindowArray]:
         """Return what networks are trained on; those of segments, from at most so many origins."""
@@ -403,12 +403,12 @@ def fit_models(
     n_models = int(settings.n_models)
     fitted = data.fitted
     epochs, n_windows = passes_of(settings, data, ranks)
-    x, y = data.inputs_and_targets(n_windows * _whole_batchsize(settings, fitted.network, ranks))
+    batchsize, seqsize = _window_size(settings, fitted.network)
+    x, y = data.inputs_and_targets(n_windows * batchsize * ranks.size)
     n_updates = epochs * n_windows
     if most_updates is not None and most_updates < n_updates:
         n_updates = most_updates
         epochs = -(-n_updates // n_windows)
-    batchsize, seqsize = _window_size(settings, fitted.network)
     lr = float(settings.lr)
     spec = Spec(
         epochs=epochs,
@@ -437,10 +437,7 @@ def fit_models(
     # not est.fit, which warns of few updates: their number is chosen here
     # a mask of no step would only cost time
     same_length = fitted.network == SEGMENTS or (lengths == lengths[0]).all()
-    request = FitRequest(
-        x, y, lengths=None if same_length else lengths, validation_data=data.validation
-    )
-    run_fit(est, request)
+    run_fit(est, x, y, lengths=None if same_length else lengths, validation_data=data.validation)
     for member in est.model_.members:
         # no series has targets so far ahead
         member.forget_steps(int(lengths.max()) - 1)
@@ -456,17 +453,13 @@ def _window_size(settings: ForecasterSettings, network: str) -> tuple[int, int]:
     return batchsize, seqsize
 
 
-def _whole_batchsize(settings: ForecasterSettings, network: str, ranks: RankGroup) -> int:
-    return whole_batchsize(_window_size(settings, network)[0], "weak", ranks.size)
-
-
 def passes_of(
     settings: ForecasterSettings, data: LearningData, ranks: RankGroup
 ) -> tuple[int, int]:
     """Return how many epochs a fit makes if nothing ends it early, and its updates per epoch."""
     lengths = data.windows.source.lengths
     network = data.fitted.network
-    whole = _whole_batchsize(settings, network, ranks)
+    whole = _window_size(settings, network)[0] * ranks.size
     if network == SEGMENTS:
         updates = max(1, round(settings.max_steps / 2 / math.sqrt(max(1.0, data.fitted.h / LONG))))
         n_windows = min(updates, -(-int(lengths.sum()) // whole))

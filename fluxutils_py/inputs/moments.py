@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from fluxutils_py.errors import DataError
-from fluxutils_py.exporting import InitialState
+from fluxutils_py.exporting.steps import InitialState
 
 # a standard deviation below this share of the mean is rounding error
 CONSTANT = 10 * np.finfo(float).eps
@@ -54,7 +54,7 @@ class FeatureModule(nn.Module):
     """Base of the modules that transform each feature of a step (B, F), for export.
 
     Without a state, a module also transforms windows (S, B, F). With one, it has what
-    :class:`fluxutils_py.exporting.Graph` expects of ``steps``: ``initial`` and ``n_outputs``.
+    :class:`fluxutils_py.exporting.graph.Graph` expects of ``steps``: ``initial`` and ``n_outputs``.
 
     Parameters
     ----------

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from functools import reduce
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -16,44 +13,36 @@ from fluxutils_py.data import SampleWeight, SeriesArray, samples
 from fluxutils_py.data.segments import SeriesShards
 from fluxutils_py.errors import DataError, RankError
 from fluxutils_py.inputs.inputs import Inputs, InputSchema, read_inputs, read_weight
-from fluxutils_py.inputs.labels import check_classes, unique_labels
-from fluxutils_py.inputs.moments import Moments
-from fluxutils_py.inputs.targets import Targets, TargetSchema, last_step_targets, read_targets
-from fluxutils_py.nn.precision import undisturbed
+from fluxutils_py.inputs.labels import unique_labels
+from fluxutils_py.inputs.targets import (
+    SeriesReader,
+    Targets,
+    TargetSchema,
+    last_step_targets,
+    read_targets,
+)
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.parallel.communicator import describe_by_rank
 
 Form = TypeVar("Form", bound="_Form")
-Summand = TypeVar("Summand")
 
 
 @dataclass(frozen=True)
-class SeriesPool:
-    """The ranks whose series make up the data of a call: all that have separate series, or this
-    process alone.
+class ShardedReader(SeriesReader):
+    """Reads the series of ranks that each have their own.
 
     With ``sharded=True``, each rank reads its own series, and the ranks exchange what depends on
     all series: sizes, labels, sums. A rank without series gets stand-ins: one series of zeros, of
-    length 0, in the form that the other ranks have. One process is a group of one: it agrees with
-    itself, and its series are all.
+    length 0, in the form that the other ranks have.
 
     Attributes
     ----------
     ranks : RankGroup
     """
 
-    ranks: RankGroup = field(default_factory=RankGroup)
+    ranks: RankGroup
 
-    def inputs(
-        self,
-        x: object,
-        schema: InputSchema,
-        *,
-        name: str = "x",
-        starts: object = None,
-        lengths: object = None,
-        padded: tuple[bool, bool] = (True, True),
-    ) -> Inputs:
+    def inputs(self, x: object, schema: InputSchema, *, name: str = "x", **bounds: Any) -> Inputs:
         """Read this rank's inputs, see :func:`read_inputs`, and number the series of all ranks.
 
         Raises
@@ -63,9 +52,6 @@ class SeriesPool:
         RankError
             If ranks have inputs of different kinds; names the ranks.
         """
-        bounds: Any = {"starts": starts, "lengths": lengths, "padded": padded}
-        if self.ranks.is_single:  # any form will do, and no series is an error of the form
-            return read_inputs(x, schema, name=name, **bounds)
         inputs = None
         if not is_empty(x):
             inputs = read_inputs(x, schema, name=name, **bounds)
@@ -83,11 +69,7 @@ class SeriesPool:
         return replace(inputs, shards=SeriesShards.of(rows_of_ranks, self.ranks.rank))
 
     def weight(
-        self,
-        sample_weight: object,
-        inputs: Inputs,
-        *,
-        beside_lengths: bool = False,
+        self, sample_weight: object, inputs: Inputs, *, beside_lengths: bool = False
     ) -> SampleWeight | None:
         """Read the weights of this rank's series, see :func:`read_weight`; either all ranks have
         weights, or none.
@@ -100,12 +82,7 @@ class SeriesPool:
         self._agree_on(_NO_WEIGHTS if weight is None else _WEIGHTS, "sample_weight")
         return weight
 
-    def targets(
-        self,
-        y: object,
-        inputs: Inputs,
-        schema: TargetSchema,
-    ) -> Targets:
+    def targets(self, y: object, inputs: Inputs, schema: TargetSchema) -> Targets:
         """Read the targets of this rank's series, see :func:`read_targets`."""
         if inputs.is_stand_in:
             form: _TargetForm = self._agree_on(None, schema.name)
@@ -115,24 +92,25 @@ class SeriesPool:
         return targets
 
     def classes(
-        self,
-        find: Callable[[], tuple[np.ndarray, int]],
-        inputs: Inputs,
-    ) -> np.ndarray:
-        """Return the classes of all ranks, sorted; ``find()`` returns those of this rank, of which
-        there may be none, and the number of its labels.
-
-        Raises
-        ------
-        DataError, ValueError
-            If there are none, or they are no labels.
-        """
+        self, find: Callable[[], tuple[np.ndarray, int]], inputs: Inputs
+    ) -> tuple[np.ndarray, int]:
         found = self.ranks.allgather((np.empty(0), 0) if inputs.is_stand_in else find())
         of_ranks = [classes for classes, _ in found]
         # an empty array of numbers would turn labels into texts
         with_labels = [classes for classes in of_ranks if len(classes)] or of_ranks[:1]
-        n_labels = sum(n for _, n in found)
-        return check_classes(unique_labels(np.concatenate(with_labels)), n_labels)
+        return unique_labels(np.concatenate(with_labels)), sum(n for _, n in found)
+
+    def gather(self, value: Any) -> list[Any]:
+        return self.ranks.allgather(value)
+
+    def add_up(self, t: Tensor) -> Tensor:
+        """Add up large tensors of all ranks, in place."""
+        self.ranks.allgather()  # errors of ranks first: the sum carries none
+        self.ranks.call_comm(self.ranks.comm.allreduce_, t)
+        return t
+
+    def require_equal(self, values: Mapping[str, Any]) -> None:
+        self.ranks.require_equal(values)
 
     def _agree_on(
         self,
@@ -166,24 +144,6 @@ class SeriesPool:
                     )
                 )
         return first
-
-    # -- sums over all series --------------------------------------------------------------------
-
-    def total(self, values: Summand) -> Summand:
-        """Add up arrays or numbers of all ranks."""
-        # in the order of ranks, so that all get the same bits
-        return reduce(operator.add, self.ranks.allgather(values))
-
-    def add_up(self, t: Tensor) -> Tensor:
-        """Add up large tensors of all ranks, in place."""
-        if not self.ranks.is_single:
-            self.ranks.allgather()  # errors of ranks first: the sum carries none
-            self.ranks.call_comm(self.ranks.comm.allreduce_, t)
-        return t
-
-    def moments(self, moments: Moments) -> Moments:
-        """Merge the moments of all ranks."""
-        return reduce(Moments.merge, self.ranks.allgather(moments))
 
 
 def is_empty(x: object) -> bool:
@@ -292,21 +252,6 @@ class _TargetForm(_Form):
         return Targets(tuple(SeriesArray(a, name) for a in arrays), self.per_series, self.ndim)
 
 
-@contextmanager
-def ranks_of_call(
-    comm: Any,
-    call: str,
-    sharded: bool,
-) -> Iterator[RankGroup]:
-    """Enclose a call of the ranks for a ``comm`` argument, undisturbed by what surrounds it; one
-    with ``sharded=True`` rejects calls without it.
-    """
-    if not isinstance(sharded, bool | np.bool_):
-        raise TypeError(
-            f"sharded must be True (each rank has its own series) or False, got {sharded!r}"
-        )
-    with (
-        undisturbed(),
-        RankGroup.from_comm(comm, f"{call}(sharded=True)" if sharded else call) as ranks,
-    ):
-        yield ranks
+def sharded_reader(ranks: RankGroup) -> SeriesReader:
+    """Return what reads the series of a call with ``sharded=True``."""
+    return SeriesReader() if ranks.is_single else ShardedReader(ranks)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from functools import partial, reduce
+from typing import Any, TypeVar
 
 import numpy as np
 from sklearn.utils import assert_all_finite, check_array, check_consistent_length, column_or_1d
+from torch import Tensor
 
-from fluxutils_py.data import SamplesView, SeriesArray, TimestepsView
+from fluxutils_py.data import SamplesView, SampleWeight, SeriesArray, TimestepsView
 from fluxutils_py.data.arrays import as_three_axes, reject_masked
 from fluxutils_py.data.indexing import Index
 from fluxutils_py.data.lazy import LazyArray
@@ -20,14 +23,20 @@ from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.inputs.inputs import (
     BATCH_FIRST,
     Inputs,
+    InputSchema,
     as_series,
     check_aligned,
     feature_counts,
     is_native,
     n_axes,
+    read_inputs,
+    read_weight,
     require_array,
 )
 from fluxutils_py.inputs.labels import MISSING_LABEL, Transform, encode_labels, is_label
+from fluxutils_py.inputs.moments import Moments
+
+Summand = TypeVar("Summand")
 
 # steps: a matrix with this many columns or fewer may also hold that many targets per series
 FEW = 10
@@ -73,6 +82,52 @@ class TargetSchema:
     per_series: bool | None = None
     encode: Transform | None = None
     name: str = "y"
+
+
+class SeriesReader:
+    """Reads the series of a call that has all of them: its sums and labels are those of all."""
+
+    def inputs(self, x: object, schema: InputSchema, *, name: str = "x", **bounds: Any) -> Inputs:
+        """Read inputs; see :func:`read_inputs`."""
+        return read_inputs(x, schema, name=name, **bounds)
+
+    def weight(
+        self, sample_weight: object, inputs: Inputs, *, beside_lengths: bool = False
+    ) -> SampleWeight | None:
+        """Read weights; see :func:`read_weight`."""
+        return read_weight(sample_weight, inputs, beside_lengths=beside_lengths)
+
+    def targets(self, y: object, inputs: Inputs, schema: TargetSchema) -> Targets:
+        """Read targets; see :func:`read_targets`."""
+        return read_targets(y, inputs, schema)
+
+    def classes(
+        self, find: Callable[[], tuple[np.ndarray, int]], inputs: Inputs
+    ) -> tuple[np.ndarray, int]:
+        """Return the classes of all series, sorted, and the number of labels; ``find()`` returns
+        those of the series at hand, of which there may be none.
+        """
+        return find()
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return a value of each process that reads, in their order."""
+        return [value]
+
+    def total(self, values: Summand) -> Summand:
+        """Add up arrays or numbers of all series."""
+        # in the order of ranks, so that all get the same bits
+        return reduce(operator.add, self.gather(values))
+
+    def add_up(self, t: Tensor) -> Tensor:
+        """Add up large tensors of all series, in place."""
+        return t
+
+    def moments(self, moments: Moments) -> Moments:
+        """Merge the moments of all series."""
+        return reduce(Moments.merge, self.gather(moments))
+
+    def require_equal(self, values: Mapping[str, Any]) -> None:
+        """Raise unless all that read have equal values."""
 
 
 def read_targets(y: object, inputs: Inputs, schema: TargetSchema) -> Targets:

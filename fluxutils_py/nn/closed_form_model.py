@@ -31,6 +31,7 @@ class InputScale(nn.Module):
 
     mean: Tensor
     scale: Tensor
+    takes_gaps = True  # steps without input as NaN, for means
 
     def __init__(self, n_in: int) -> None:
         super().__init__()
@@ -46,14 +47,6 @@ class InputScale(nn.Module):
 def _floating_type(x: Tensor) -> torch.dtype:
     """Return the type of standardised inputs."""
     return x.dtype if x.is_floating_point() else torch.float32
-
-
-def takes_gaps(model: nn.Module) -> bool:
-    """Return whether steps without input are to reach a model as NaN, which it takes for means.
-
-    Other models get zeros there.
-    """
-    return any(isinstance(module, InputScale) for module in model.modules())
 
 
 class ClosedFormModel(nn.Module):

@@ -138,6 +138,14 @@ def _require_reset_of_declared(model: nn.Module, xs: Tensors, mode: str) -> None
             _require_reset(trial, xs, attempt)
 
 
+def takes_gaps(model: nn.Module) -> bool:
+    """Return whether steps without input are to reach a model as NaN, which it takes for means.
+
+    Other models get zeros there.
+    """
+    return any(getattr(module, "takes_gaps", False) for module in model.modules())
+
+
 def cached_window_mode(model: nn.Module) -> str | None:
     """Return the :func:`window_mode` of a model that declares it or was tried out; else None."""
     # first, because a module takes longer to say that it lacks an attribute, at every step

@@ -1,18 +1,17 @@
 """Training on several processes (ranks)."""
 
 from fluxutils_py.parallel import joblib_mpi as joblib_mpi  # registers joblib's backend "mpi"
-from fluxutils_py.parallel.communicator import Communicator, SingleProcessComm
+from fluxutils_py.parallel.communicator import Communicator
 from fluxutils_py.parallel.mpi import MPIComm, abort_on_exception
-from fluxutils_py.parallel.rank_group import RankGroup, get_communicator, is_main_process
+from fluxutils_py.parallel.rank_group import RankGroup, get_communicator
+from fluxutils_py.parallel.rank_group import is_main_process as is_main_process  # for other rooms
 from fluxutils_py.parallel.torch_distributed import TorchComm
 
 __all__ = [
     "Communicator",
     "MPIComm",
     "RankGroup",
-    "SingleProcessComm",
     "TorchComm",
     "abort_on_exception",
     "get_communicator",
-    "is_main_process",
 ]

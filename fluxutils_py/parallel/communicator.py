@@ -85,10 +85,8 @@ class Link:
 
     @classmethod
     def of(cls, comm: Communicator) -> Link:
-        """Return the link of a communicator, the same for every call; a new one for a single
-        process.
-        """
-        return cls(comm) if comm.size == 1 else cls.registry.setdefault(id(comm), cls(comm))
+        """Return the link of a communicator, the same for every call."""
+        return cls.registry.setdefault(id(comm), cls(comm))
 
     def leave_steps(self) -> None:
         """Take part in the training steps of other ranks until none has a batch."""

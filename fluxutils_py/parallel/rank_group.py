@@ -14,10 +14,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from fluxutils_py.errors import RankError, RemoteError
+from fluxutils_py.nn.precision import undisturbed
 from fluxutils_py.optim import load_optimizer_state
 from fluxutils_py.parallel.communicator import (
     METHODS,
@@ -88,7 +90,7 @@ class RankGroup:
         self.rank = self.comm.rank
         self.size = self.comm.size
         self.is_single = self.size == 1
-        self._link = Link.of(self.comm)
+        self._link: Any = None if self.is_single else Link.of(self.comm)
         self.error: BaseException | None = None  # of this rank; unknown to the others so far
         self.error_is_shared = False
         self.stopped = False
@@ -217,9 +219,12 @@ class RankGroup:
         ``take_part()``, a step without a batch, until all ranks have left. Horovod calls this
         ``join``.
         """
+        if self.is_single:
+            yield
+            return
         if self._link.group is not self:
             self._link.leave_steps()
-        if self.is_single or self._depth:  # a loop that has entered the group keeps ranks in step
+        if self._depth:  # a loop that has entered the group keeps ranks in step
             yield
             return
         try:
@@ -570,3 +575,23 @@ def is_main_process(state: Any = None, comm: Any = "auto") -> bool:
     """
     ranks = getattr(state, "ranks", None)
     return (get_communicator(comm) if ranks is None else ranks).rank == 0
+
+
+@contextlib.contextmanager
+def ranks_of_call(
+    comm: Any,
+    call: str,
+    sharded: bool,
+) -> Iterator[RankGroup]:
+    """Enclose a call of the ranks for a ``comm`` argument, undisturbed by what surrounds it; one
+    with ``sharded=True`` rejects calls without it.
+    """
+    if not isinstance(sharded, bool | np.bool_):
+        raise TypeError(
+            f"sharded must be True (each rank has its own series) or False, got {sharded!r}"
+        )
+    with (
+        undisturbed(),
+        RankGroup.from_comm(comm, f"{call}(sharded=True)" if sharded else call) as ranks,
+    ):
+        yield ranks

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from fluxutils_py.nn.precision import as_float32, without_autocast
 from fluxutils_py.nn.recurrent import Recur
 from fluxutils_py.praytools.threads import Threads
+from fluxutils_py.training.gradient_step import as_scalar, require_gradient
 from fluxutils_py.training.loss_checks import (
-    as_scalar,
-    require_gradient,
     require_no_batch_norm,
     watching_modules,
 )

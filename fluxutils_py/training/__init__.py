@@ -3,7 +3,6 @@
 from fluxutils_py.reporting.tables import history_table
 from fluxutils_py.training.checkpointer import Checkpointer
 from fluxutils_py.training.dataset import Batch, Map, ReadAhead, Take
-from fluxutils_py.training.early_stopping import EarlyStopping
 from fluxutils_py.training.hooks import StopTraining
 from fluxutils_py.training.in_memory import InMemory
 from fluxutils_py.training.loop import Loop
@@ -15,7 +14,6 @@ from fluxutils_py.training.triggers import EveryNSeconds, EveryNSteps, NTimes, T
 __all__ = [
     "Batch",
     "Checkpointer",
-    "EarlyStopping",
     "EveryNSeconds",
     "EveryNSteps",
     "InMemory",

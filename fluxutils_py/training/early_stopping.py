@@ -1,52 +1,24 @@
-"""Hooks of a fit: validation, learning-rate schedule, early stopping, number of updates."""
+"""Learning-rate schedule and early stopping."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from fluxutils_py.nn.losses import Loss
-from fluxutils_py.parallel import RankGroup
 from fluxutils_py.torch_private import note_optimizer_call
 from fluxutils_py.training.best_model import BestModel, copy_state
 from fluxutils_py.training.loop import Loop
 from fluxutils_py.training.make_optimizer import begin_schedule
-from fluxutils_py.training.minibatch import Minibatch
-from fluxutils_py.training.window_step import evaluate_windows
 
 
 def monitored_loss(record: dict[str, Any]) -> float | None:
     """Return the validation loss if there is one, else the training loss."""
     value = record.get("validation_loss")
     return record["loss"] if value is None else value
-
-
-@dataclass(eq=False)
-class Validation:
-    """Add ``validation_loss`` to each epoch's record: the loss on validation data, in evaluation
-    mode.
-    """
-
-    # Before the hooks that read the loss: schedule, then early stopping.
-    name = "validation"
-    priority = -30
-    collective = True
-
-    model: nn.Module
-    loss: Loss
-    batches: Iterable[Minibatch]
-    ranks: RankGroup | None = None
-    precision: str = "float32"
-
-    def on_epoch(self, loop: Loop) -> None:
-        loop.record["validation_loss"] = evaluate_windows(
-            self.model, self.loss, self.batches, self.ranks, self.precision
-        )
 
 
 class Schedule:
@@ -124,27 +96,6 @@ class Schedule:
         self._followed = state["followed"]
         self.scheduler.load_state_dict(state["scheduler"])
         note_optimizer_call(self.scheduler.optimizer)  # in a new process it was not called yet
-
-
-class MostUpdates:
-    """Stop after a number of optimizer steps.
-
-    Parameters
-    ----------
-    most : int
-    updates : callable
-        Returns the number of optimizer steps so far.
-    """
-
-    name = "most updates"
-
-    def __init__(self, most: int, updates: Callable[[], int]) -> None:
-        self.most = most
-        self.updates = updates
-
-    def on_step(self, loop: Loop) -> None:
-        if self.updates() >= self.most:
-            loop.stop()
 
 
 class EarlyStopping:

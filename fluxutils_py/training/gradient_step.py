@@ -21,9 +21,7 @@ from fluxutils_py.torch_private import note_nonfinite
 from fluxutils_py.training.added_losses import collected_losses
 from fluxutils_py.training.loss_checks import (
     OWN_BATCHES,
-    as_scalar,
     call_without_batch_norm,
-    require_gradient,
     require_no_batch_norm,
 )
 from fluxutils_py.training.minibatch import begins_series
@@ -613,6 +611,34 @@ def _different_batches() -> RankError:
         "(seed alike what draws or shuffles them), of which each computes its share; or set "
         "batches='per_rank', if each rank has separate batches"
     )
+
+
+def as_scalar(loss: object) -> Tensor:
+    """Return a loss as a tensor without axes.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is not a tensor, or has several elements.
+    """
+    if not isinstance(loss, Tensor):
+        raise TypeError(f"the loss must return a scalar tensor, got {type(loss).__name__}")
+    if loss.numel() != 1:
+        raise ValueError(
+            f"the loss must return a scalar, got a tensor of shape {tuple(loss.shape)}; average it "
+            "with .mean()"
+        )
+    # a loss may be of shape (1,)
+    return loss.reshape(()) if loss.dim() else loss
+
+
+def require_gradient(loss: Tensor) -> None:
+    """Raise ValueError unless a loss depends on a trained parameter."""
+    if not loss.requires_grad:
+        raise ValueError(
+            "the loss does not depend on the model's parameters: compute it from the model's "
+            "output, without detach, item or numpy"
+        )
 
 
 # -- gradients that wait for more batches ----------------------------------------------------------

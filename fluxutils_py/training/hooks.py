@@ -140,7 +140,7 @@ class Hooks:
                     "has none"
                 )
             event = trigger.event
-            self._register_state(name, entry)
+            self.register_state(name, entry)
             if trigger.at_end:
                 self._insert_entry("end", entry)
         self._insert_entry(event, entry)
@@ -192,7 +192,7 @@ class Hooks:
                 collective=getattr(hook, "collective", False),
             )
         if hasattr(hook, "state_dict") and hasattr(hook, "load_state_dict"):
-            self._register_state(name, hook)
+            self.register_state(name, hook)
         for companion in getattr(hook, "companions", ()):
             self.attach(companion)
 
@@ -292,7 +292,8 @@ class Hooks:
 
     # -- state -------------------------------------------------------------------------------------
 
-    def _register_state(self, name: str, thing: Stateful) -> None:
+    def register_state(self, name: str, thing: Stateful) -> None:
+        """Keep the state of a thing under a name, or that name with a number."""
         # Two hooks of one class have the same name: number them in the order of registration.
         key = next(key for key in numbered(name) if key not in self._stateful)
         self._stateful[key] = thing
@@ -408,3 +409,13 @@ def require_arguments(name: str, action: Any, *arguments: str) -> None:
             "fluxutils_py.praytools.cb(f) is a callback that calls f(), "
             "fluxutils_py.bobbin.with_state(f) one that calls f(state, step_info=...)"
         ) from None
+
+
+def as_callbacks(callbacks: object) -> list[Any]:
+    """Return the ``callbacks`` argument of an estimator as a list, after checking each callback."""
+    if callbacks is None:
+        return []
+    as_list = list(callbacks) if isinstance(callbacks, list | tuple) else [callbacks]
+    for callback in as_list:
+        Hooks().attach(callback)  # raises the errors of what cannot be a hook
+    return as_list

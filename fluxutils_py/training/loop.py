@@ -359,9 +359,11 @@ class Loop:
                 ranks.guard(self.hooks.check_restored)
                 if not ranks.is_single:
                     ranks.require_equal({**self.hooks.agree(ranks), **settings})
+                self._run_begins()
                 self._call_hooks("start")
                 yield
                 self.end_step = self.step
+                self._run_ends()
                 self._call_hooks("end")
             except BaseException:
                 self._progress.close()  # the source may hold threads that read ahead
@@ -370,6 +372,20 @@ class Loop:
                 self._running = False
                 self.hooks.run("close", self)
             ranks.allgather()
+
+    # What a loop of a fit does itself, before the hooks.
+
+    def _run_begins(self) -> None:
+        """Do what comes before the first step."""
+
+    def _step_ends(self) -> None:
+        """Do what follows a step."""
+
+    def _epoch_ends(self) -> None:
+        """Do what follows the last step of an epoch, whose ``record`` is there."""
+
+    def _run_ends(self) -> None:
+        """Do what follows the last step."""
 
     def _call_hooks(self, event: str) -> None:
         self.hooks.run(event, self)
@@ -382,6 +398,7 @@ class Loop:
         self.ranks.guard(getattr(batches, "reset", lambda: None))
         self._in_epoch_hooks = True
         try:
+            self._epoch_ends()
             self._call_hooks("epoch")
         finally:
             self._in_epoch_hooks = False
@@ -412,6 +429,7 @@ class Loop:
             progress.add(info)
             self._info = info
             self.step += 1
+            self._step_ends()
             self.hooks.run("step", self)
         progress.read_pending()
         progress.stop_clock()

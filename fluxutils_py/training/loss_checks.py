@@ -14,34 +14,6 @@ OWN_BATCHES = "set batches='per_rank', or use nn.LayerNorm"  # the remedy for ra
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
-def as_scalar(loss: object) -> Tensor:
-    """Return a loss as a tensor without axes.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If it is not a tensor, or has several elements.
-    """
-    if not isinstance(loss, Tensor):
-        raise TypeError(f"the loss must return a scalar tensor, got {type(loss).__name__}")
-    if loss.numel() != 1:
-        raise ValueError(
-            f"the loss must return a scalar, got a tensor of shape {tuple(loss.shape)}; average it "
-            "with .mean()"
-        )
-    # a loss may be of shape (1,)
-    return loss.reshape(()) if loss.dim() else loss
-
-
-def require_gradient(loss: Tensor) -> None:
-    """Raise ValueError unless a loss depends on a trained parameter."""
-    if not loss.requires_grad:
-        raise ValueError(
-            "the loss does not depend on the model's parameters: compute it from the model's "
-            "output, without detach, item or numpy"
-        )
-
-
 def require_no_batch_norm(model: nn.Module, workers: str, remedy: str) -> None:
     """Raise ValueError if a model in training mode normalises over a batch that workers divide."""
     for name, module in model.named_modules():

@@ -1,19 +1,31 @@
-"""One batch of inputs and labels."""
+"""Batches of inputs and labels, and the windows of a pass as such."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fluxutils_py.data import BackgroundDataLoader, SequenceWindows
 from fluxutils_py.data.parts import array_split_slice
+from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.sequence_windows import WindowIndex
-from fluxutils_py.errors import DataError
+from fluxutils_py.errors import DataError, LoadError
+from fluxutils_py.training.generator_state import (
+    get_generator_state,
+    set_generator_state,
+    start_epoch_order,
+)
 from fluxutils_py.training.sharding import n_observations, shard
+from fluxutils_py.training.tensors import to_tensor
 
-__all__ = ["Minibatch", "as_minibatch"]
+__all__ = ["Minibatch", "TensorBatches", "as_minibatch", "first_steps"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,3 +188,165 @@ def as_tuple(value: object) -> tuple[Any, ...]:
 
 def _move_to(value: Any, device: str | torch.device) -> Any:
     return value.to(device) if isinstance(value, Tensor | nn.Module) else value
+
+
+# -- windows as minibatches ------------------------------------------------------------------------
+
+
+def first_steps(windows: SequenceWindows, parameter: Tensor) -> list[Tensor]:
+    """Return up to three steps of up to four series of each input, (S, B, F), for a trial of the
+    model that has this parameter.
+    """
+    # a rank without series tries the model on its stand-in
+    rows = windows.own(windows.segments)[:4] or Segments.from_lengths(1, windows.x[0].T)
+    values = windows.cut(rows, 0, min(3, windows.segments.max_length)).x
+    return [to_tensor(v, parameter.dtype, parameter.device) for v in values]
+
+
+class TensorBatches:
+    """Iterate over the windows of one pass as :class:`Minibatch`, reading each on demand.
+
+    For data that is not in memory, or a device other than the CPU, a background thread reads one
+    window ahead.
+
+    Parameters
+    ----------
+    windows : SequenceWindows
+    dtype : torch.dtype
+        Type for floating data and booleans. Integers become int64.
+    device : torch.device
+    rng : numpy.random.Generator, optional
+        Shuffles the rows for each pass. None: no shuffling.
+    rank, size : int
+        Which of ``size`` equal parts of every window to read: consecutive rows, or the series of
+        this rank if each rank has separate ones. Batches of a part without rows hold only their
+        index. All ranks have equally many batches.
+    """
+
+    def __init__(
+        self,
+        windows: SequenceWindows,
+        dtype: torch.dtype,
+        device: torch.device,
+        rng: np.random.Generator | None = None,
+        rank: int = 0,
+        size: int = 1,
+    ) -> None:
+        self.windows = windows
+        self.dtype = dtype
+        self.device = device
+        self.rng = rng
+        self.rank = rank
+        self.size = size
+        self.observers: list[Callable[[Minibatch], None]] = []  # of the batches of one pass
+        self._began: dict[str, Any] | None = None  # generator state at the start of the last pass
+
+    def __len__(self) -> int:
+        return len(self.windows)
+
+    def __iter__(self) -> Iterator[Minibatch]:
+        return self.skip(0)
+
+    def skip(self, n: int) -> Iterator[Minibatch]:
+        """Iterate over a pass without its first ``n`` batches, which are not read.
+
+        With ``n > 0`` this repeats the last pass, also in another process that has loaded
+        :meth:`state_dict`. The ``observers`` are called with each batch of the next pass, if it is
+        whole, and then left.
+        """
+        observers = self.observers
+        self.observers = []
+        batches = self._pass(n)
+        return observed(batches, observers) if observers and not n else batches
+
+    def _pass(self, n: int) -> Generator[Minibatch, None, None]:
+        if self.rng is not None:
+            self._began = start_epoch_order(self.rng, self._began, n)
+        self.windows.shuffle(self.rng)
+        indices: Iterator[WindowIndex] = islice(self.windows.indices(), n, None)
+        # one rank takes all rows, without another index for each window
+        if self.size > 1:
+            indices = self._parts(indices)
+        indices = self._prefetch_ahead(indices)  # last, so that it fetches this rank's rows only
+        if self.device.type == "cpu" and not self.windows.blocking:
+            yield from map(self._load, indices)
+            return
+        # Asked for here: the thread that loads ahead has another current stream.
+        stream = torch.cuda.current_stream(self.device) if self.device.type == "cuda" else None
+
+        def load_ahead(index: WindowIndex) -> Minibatch:
+            # The training stream, so that copies and kernels run in order.
+            with torch.cuda.stream(stream):
+                return self._load(index, background=True)
+
+        # Reads the next window while the training runs on this one.
+        with BackgroundDataLoader.map(load_ahead, indices, n=1) as ahead:
+            yield from ahead
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the order of rows, now and in later passes: the generator's state now and at the
+        pass's start.
+        """
+        return {
+            "rng": None if self.rng is None else get_generator_state(self.rng),
+            "began": self._began,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the state that :meth:`state_dict` returned, for the same data."""
+        if (self.rng is None) != (state["rng"] is None):
+            raise LoadError(
+                "the state is of shuffled batches and these are not, or the reverse; set shuffle "
+                "alike"
+            )
+        if self.rng is not None:
+            set_generator_state(self.rng, state["rng"])
+            self._began = state["began"]
+
+    def _parts(self, indices: Iterator[WindowIndex]) -> Iterator[WindowIndex]:
+        """Yield each index with the rows of this rank, which the windows of a group share."""
+        group = part = None
+        for index in indices:
+            if part is None or index.segments is not group:
+                group = index.segments
+                part = self._own_rows(index.segments)
+            yield replace(index, segments=part)
+
+    def _own_rows(self, rows: Segments) -> Segments:
+        if self.windows.shards is not None:
+            return self.windows.own(rows)
+        # as everywhere: predictions and states of ranks are divided in the same way
+        return rows[array_split_slice(len(rows), self.size, self.rank)]
+
+    def _prefetch_ahead(self, indices: Iterator[WindowIndex]) -> Iterator[WindowIndex]:
+        """Yield each index after starting to fetch the pages of the next."""
+        following = self._prefetch_pages(next(indices, None))
+        while (index := following) is not None:
+            following = self._prefetch_pages(next(indices, None))
+            yield index
+
+    def _prefetch_pages(self, index: WindowIndex | None) -> WindowIndex | None:
+        if index is not None and len(index.segments):
+            self.windows.prefetch(index.segments, index.start, index.stop)
+        return index
+
+    def _load(self, index: WindowIndex, background: bool = False) -> Minibatch:
+        if not len(index.segments):
+            return Minibatch((), (), first=index.first, index=index)
+        w = self.windows.read(index)
+        to = self.dtype, self.device
+        inputs = tuple([to_tensor(v, *to, background=background) for v in w.x])
+        labels = tuple([to_tensor(v, *to, background=background) for v in w.y])
+        weight = None if w.w is None else to_tensor(w.w, self.dtype, self.device)
+        return Minibatch(inputs, labels, None, weight, index.first, index, w.n_live)
+
+
+def observed(
+    batches: Generator[Minibatch, None, None], observers: Sequence[Callable[[Minibatch], None]]
+) -> Iterator[Minibatch]:
+    """Yield batches after calling some functions with each."""
+    with closing(batches):
+        for batch in batches:
+            for observe in observers:
+                observe(batch)
+            yield batch

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fluxutils_py.data import SequenceWindows
 from fluxutils_py.data.sequence_windows import Window
 from fluxutils_py.errors import ShapeError
-from fluxutils_py.nn.closed_form_model import takes_gaps
+from fluxutils_py.nn.model_windows import takes_gaps
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.steps.session import InferenceSession
 from fluxutils_py.training.tensors import to_tensor

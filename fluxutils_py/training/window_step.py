@@ -27,8 +27,7 @@ from fluxutils_py.nn.states import (
     snapshot,
 )
 from fluxutils_py.parallel import RankGroup
-from fluxutils_py.training.gradient_step import BatchLoss, GradientStep
-from fluxutils_py.training.loss_checks import as_scalar
+from fluxutils_py.training.gradient_step import BatchLoss, GradientStep, as_scalar
 from fluxutils_py.training.minibatch import Minibatch
 from fluxutils_py.training.resharding import mean_of_buffers, reshard_rows
 

@@ -13,10 +13,10 @@ from torch import Tensor
 from fluxutils_py.data import SeriesArray
 from fluxutils_py.data.filling import ForwardFilled, forward_fill
 from fluxutils_py.errors import ShapeError
-from fluxutils_py.exporting import InitialState
+from fluxutils_py.exporting.steps import InitialState
 from fluxutils_py.inputs.inputs import Inputs
 from fluxutils_py.inputs.moments import FeatureModule, empty_result, moments
-from fluxutils_py.inputs.sharded_data import SeriesPool
+from fluxutils_py.inputs.targets import SeriesReader
 from fluxutils_py.transformers.transformer_base import SequenceTransformer, read_numbers
 
 SERIES = 1024  # filled in at a time, to keep temporary arrays small
@@ -87,7 +87,7 @@ class SequenceImputer(SequenceTransformer):
         self,
         series: SeriesArray,
         inputs: Inputs,
-        pool: SeriesPool,
+        pool: SeriesReader,
     ) -> dict[str, Any]:
         if self.strategy not in ("mean", "constant", "ffill"):
             raise ValueError(

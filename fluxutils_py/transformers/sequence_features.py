@@ -15,9 +15,9 @@ from fluxutils_py.data.arrays import read_block
 from fluxutils_py.data.filling import ForwardFilled
 from fluxutils_py.data.indexing import Index
 from fluxutils_py.data.lazy import DerivedArray
-from fluxutils_py.exporting import InitialState
+from fluxutils_py.exporting.steps import InitialState
 from fluxutils_py.inputs.inputs import Inputs
-from fluxutils_py.inputs.sharded_data import SeriesPool
+from fluxutils_py.inputs.targets import SeriesReader
 from fluxutils_py.nn.time_features import ExponentialMeans, Lags, RollingStatistics
 from fluxutils_py.transformers.imputer import ForwardFill, ForwardFillBlock
 from fluxutils_py.transformers.transformer_base import SequenceTransformer
@@ -105,7 +105,7 @@ class SequenceFeatures(SequenceTransformer):
         self,
         series: SeriesArray,
         inputs: Inputs,
-        pool: SeriesPool,
+        pool: SeriesReader,
     ) -> dict[str, Any]:
         n_out = FeaturesBlock(series.F, *self._settings()).n_out
         if not n_out:

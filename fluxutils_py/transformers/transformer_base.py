@@ -21,9 +21,11 @@ from fluxutils_py.data.views import SequenceView, TimestepsView
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.inputs.inputs import InputLayout, Inputs, InputSchema
 from fluxutils_py.inputs.moments import WeightedBlock
-from fluxutils_py.inputs.sharded_data import SeriesPool, ranks_of_call
+from fluxutils_py.inputs.sharded_data import sharded_reader
 from fluxutils_py.inputs.single_steps import read_step, series_indices
+from fluxutils_py.inputs.targets import SeriesReader
 from fluxutils_py.nn.precision import undisturbed
+from fluxutils_py.parallel.rank_group import ranks_of_call
 from fluxutils_py.sklearn_callbacks import CallbackSupport, run_as_one_task
 from fluxutils_py.sklearn_private import as_configured
 from fluxutils_py.training.descriptions import describe
@@ -87,7 +89,7 @@ class _TransformMixin:
         self,
         x: object,
         layout: InputLayout | None,
-        pool: SeriesPool | None = None,
+        pool: SeriesReader | None = None,
         lengths: object = None,
         starts: object = None,
     ) -> tuple[Inputs, SeriesArray]:
@@ -99,7 +101,7 @@ class _TransformMixin:
             As :func:`fluxutils_py.inputs.inputs.read_inputs`.
         """
         name = type(self).__name__
-        pool = pool or SeriesPool()
+        pool = pool or SeriesReader()
         schema = InputSchema(name, allow_nan=True, fitted=layout)
         bounds: Any = {"starts": starts, "lengths": lengths, "padded": False}
         inputs = pool.inputs(x, schema, **bounds)
@@ -323,7 +325,7 @@ class SequenceTransformer(
         self,
         series: SeriesArray,
         inputs: Inputs,
-        pool: SeriesPool,
+        pool: SeriesReader,
     ) -> dict[str, Any]:
         """Compute the attributes that a fit sets."""
         raise NotImplementedError
@@ -466,7 +468,7 @@ class TransformerStream:
 @contextlib.contextmanager
 def pool_of_call(
     transformer: BaseEstimator, sharded: bool, **arguments: Any
-) -> Iterator[SeriesPool]:
+) -> Iterator[SeriesReader]:
     """Enclose a fit of a transformer, on all ranks together if each has separate series.
 
     Raises
@@ -482,7 +484,7 @@ def pool_of_call(
         for name, value in {**transformer.get_params(deep=False), **arguments}.items():
             texts |= describe(name, value)
         ranks.require_equal(texts)
-        yield SeriesPool(ranks)
+        yield sharded_reader(ranks)
 
 
 def read_blocks(series: SeriesArray, inputs: Inputs) -> Iterator[tuple[slice, slice, np.ndarray]]:

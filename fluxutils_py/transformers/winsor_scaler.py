@@ -12,7 +12,7 @@ from torch import Tensor
 from fluxutils_py.data import SeriesArray
 from fluxutils_py.inputs.inputs import Inputs
 from fluxutils_py.inputs.moments import FeatureModule, Moments, empty_result, float_type
-from fluxutils_py.inputs.sharded_data import SeriesPool
+from fluxutils_py.inputs.targets import SeriesReader
 from fluxutils_py.nn.winsor import winsor_statistics
 from fluxutils_py.transformers.transformer_base import SequenceTransformer, read_blocks
 
@@ -62,7 +62,7 @@ class WinsorScaler(SequenceTransformer):
         self,
         series: SeriesArray,
         inputs: Inputs,
-        pool: SeriesPool,
+        pool: SeriesReader,
     ) -> dict[str, Any]:
         dtype = float_type(series.dtype)  # float32 needs fewer passes than float64
 

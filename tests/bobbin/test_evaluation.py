@@ -13,7 +13,7 @@ from fluxutils_py.bobbin import EvalResults, EvalTask, eval_batches, eval_datase
 from fluxutils_py.data import SequenceWindows, SeriesArray
 from fluxutils_py.nn import LSTM
 from fluxutils_py.nn.states import reset, states
-from fluxutils_py.training.tensor_batches import TensorBatches
+from fluxutils_py.training.minibatch import TensorBatches
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from fluxutils_py.bobbin import EvalResults, EvalTask, RunEval, RunEvalKeepBest
 from fluxutils_py.errors import DataError
 from fluxutils_py.gomlx import Trainer
 from fluxutils_py.nn import LSTM
-from fluxutils_py.parallel import SingleProcessComm
+from fluxutils_py.parallel.communicator import SingleProcessComm
 from fluxutils_py.training import Checkpointer, InMemory, Loop, Map, StepInfo, StopTraining
 from fluxutils_py.training.minibatch import Minibatch
 from fluxutils_py.training.triggers import EveryNSteps

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 import torch
 
-from fluxutils_py import SequenceRegressor, SequenceScaler
+from fluxutils_py import SequenceScaler
 from fluxutils_py.data import SeriesArray
 from fluxutils_py.data.ragged import (
     RaggedArray,
@@ -16,6 +16,7 @@ from fluxutils_py.data.ragged import (
 )
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import ShapeError
+from tests.plain_networks import LagRegressor
 
 LENGTHS = [5, 1, 9, 4]
 
@@ -153,7 +154,7 @@ def test_series_that_are_not_in_a_list_are_refused_with_the_remedy(kind):
         given[:] = series
     if kind == "frame":
         given = pd.Series(given)
-    est = SequenceRegressor(cell="linear", n_lags=1).fit(series, series)
+    est = LagRegressor(n_lags=1).fit(series, series)
     for call in (est.predict, lambda x: est.fit(x, series), SequenceScaler().fit):
         with pytest.raises(ShapeError, match=r"^x is .*3 arrays.*\(2, 4\).*list\(x\)"):
             call(given)

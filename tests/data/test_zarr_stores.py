@@ -5,8 +5,8 @@ import pytest
 import xarray
 import zarr
 
-from fluxutils_py import Estimator, zarrcreate
-from fluxutils_py.data import zarr_stores
+from fluxutils_py import Estimator
+from fluxutils_py.data import zarr_stores, zarrcreate
 from fluxutils_py.errors import DataError
 
 SPEC = {"epochs": 1, "batchsize": 2, "seqsize": 7}

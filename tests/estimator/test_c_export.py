@@ -28,7 +28,7 @@ from fluxutils_py.errors import ExportError, LoadError, ShapeError
 from fluxutils_py.exporting.compiled_header import run_header
 from fluxutils_py.nn import GRU, HFGRU, LRU, LSTM, RNN, TCN, MinLSTM, SequenceStack
 from tests.exporting.c_programs import build, run_steps
-from tests.plain_networks import plain_classifier, plain_regressor
+from tests.plain_networks import LagRegressor, plain_classifier, plain_regressor
 
 N, T = 5, 40
 SPEC = {"epochs": 1, "batchsize": 4, "seqsize": 10}
@@ -78,7 +78,7 @@ def test_ten_thousand_steps_of_each_cell(of_cell, target):
 @pytest.mark.parametrize("settings", [{"n_lags": 5}, {"n_models": 2}, {"n_lags": 1}], ids=str)
 def test_a_linear_model_of_the_past(settings, target, rng, tmp_path):
     x = rng.normal(50, 3, size=(2, N, T)).astype("float32")
-    est = SequenceRegressor(cell="linear", random_state=0, **settings)
+    est = LagRegressor(random_state=0, **{"n_lags": T, **settings})
     est.fit(x, 1e3 + x[:1].cumsum(2))
     est.export(tmp_path / "model.h", format="c")
     steps = x[:, 1].T.copy()

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from fluxutils_py import Estimator, SequenceRegressor, Spec, net2vec, reset
-from fluxutils_py.estimator.sequence_estimators import CELLS
+from fluxutils_py.auto.sequence_estimators import CELLS
 from fluxutils_py.nn import HFGRU, Recur, RNNStack
 from fluxutils_py.nn.cells import SMGUCell
 from tests.plain_networks import plain_classifier, plain_regressor

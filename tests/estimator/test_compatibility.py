@@ -114,9 +114,9 @@ def watch(monkeypatch):
         monkeypatch.setattr(kind, "__array__", found.counting(kind.__array__))
     read_data = fitting.read_data
 
-    def noting(settings, schema, request, *arguments):
-        found.fitted.append(type(request.x).__name__)
-        return read_data(settings, schema, request, *arguments)
+    def noting(settings, schema, x, *arguments, **settings_of_call):
+        found.fitted.append(type(x).__name__)
+        return read_data(settings, schema, x, *arguments, **settings_of_call)
 
     monkeypatch.setattr(fitting, "read_data", noting)
     return found

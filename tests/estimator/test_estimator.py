@@ -8,7 +8,7 @@ import torch
 
 import fluxutils_py
 from fluxutils_py.estimator.estimator import Estimator
-from fluxutils_py.estimator.estimator_settings import Settings
+from fluxutils_py.estimator.spec import Settings
 
 PACKAGE = Path(fluxutils_py.__file__).parent
 FEWEST = 6  # files, at most

@@ -14,7 +14,6 @@ from torch import nn
 
 from fluxutils_py import (
     Estimator,
-    SequenceClassifier,
     SequenceRegressor,
     Spec,
     bmm,
@@ -30,6 +29,7 @@ from fluxutils_py import (
 from fluxutils_py.forecasting import Forecaster, model_fitting
 from fluxutils_py.nn import LRU, MinGRU, MinLSTM, SequenceStack
 from tests.nn.every_layer import MODELS, F, with_head
+from tests.plain_networks import QuietClassifier, QuietRegressor
 
 GPU = "cuda"
 pytestmark = [
@@ -37,7 +37,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:fewer than 50 updates"),
 ]
 N, T = 13, 43
-NO_NOISE = {"dropout": 0.0, "input_noise": 0.0, "random_state": 0, "verbose": False}
+NO_NOISE = {"dropout": 0.0, "random_state": 0, "verbose": False}
 X = np.random.default_rng(0).normal(size=(F, N, T))
 Y = np.cumsum(X[:2], 2) / 5 + 40
 LABELS = np.where(X[:1] > 0, "up", "down")
@@ -50,9 +50,7 @@ def both(make, *data, **arguments):
 
 def regressors(**settings):
     return both(
-        lambda device: SequenceRegressor(
-            **{"max_updates": 60, **NO_NOISE, **settings}, device=device
-        ),
+        lambda device: QuietRegressor(**{"max_updates": 60, **NO_NOISE, **settings}, device=device),
         X,
         Y,
     )
@@ -101,7 +99,7 @@ def test_classifiers(cell, target):
     y = LABELS if target == "steps" else LABELS[0, :, -1]
     lengths = np.random.default_rng(1).integers(20, T + 1, N) if target == "series" else None
     there, here = both(
-        lambda device: SequenceClassifier(cell=cell, **NO_NOISE, max_updates=60, device=device),
+        lambda device: QuietClassifier(cell=cell, **NO_NOISE, max_updates=60, device=device),
         X,
         y,
         lengths=lengths,
@@ -115,8 +113,8 @@ def test_classifiers(cell, target):
     [
         {"n_models": 2},
         {"early_stopping": True},
-        {"gradient": "exact", "cell": "mingru", "seqsize": 7},
-        {"overlap": 3, "burn_in": 2, "seqsize": 7},
+        {"spec": {"gradient": "exact"}, "cell": "mingru", "seqsize": 7},
+        {"spec": {"overlap": 3, "burn_in": 2}, "seqsize": 7},
         {"interval": 0.8},
     ],
 )

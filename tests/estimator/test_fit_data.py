@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from fluxutils_py.estimator import fitting
-from fluxutils_py.estimator.fit_data import Training
+from fluxutils_py.auto import trial_fits
+from fluxutils_py.estimator.fitting import FitLoop
 from tests.plain_networks import plain_regressor
 
 X = np.random.default_rng(0).normal(size=(2, 6, 9))
@@ -11,14 +11,14 @@ X = np.random.default_rng(0).normal(size=(2, 6, 9))
 
 def test_assembling_changes_nothing_of_the_estimator(monkeypatch):
     assembled = []
-    monkeypatch.setattr(fitting, "run", lambda est, training: assembled.append(training))
+    monkeypatch.setattr(trial_fits, "train", lambda begun, training: assembled.append(training))
     est = plain_regressor(2, epochs=1, batchsize=2, verbose=False, random_state=0)
     before = dict(vars(est))
     est.fit(X, X[:1])
     assert vars(est) == before
     (training,) = assembled
-    assert isinstance(training, Training)
+    assert isinstance(training, FitLoop)
     assert not training.resume
-    assert training.size.whole == 2
-    assert training.optimizer.param_groups[0]["params"] == list(training.step.model.parameters())
+    assert training.data.windows.batchsize == 2
+    assert training.optimizer.param_groups[0]["params"] == list(training.model.parameters())
     assert [group["lr"] for group in training.groups] == [0.01]

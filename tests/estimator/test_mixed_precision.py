@@ -127,7 +127,7 @@ def test_validation_prediction_scores_streams_and_states(precision):
 
 
 @pytest.mark.slow
-def test_ready_made_estimators_take_it_flat():
+def test_ready_made_estimators_take_it():
     x, y = data()
     reg = plain_regressor(4, epochs=2, seqsize=S, precision="bfloat16").fit(x, y)
     assert reg.predict(x).dtype == np.float32
@@ -137,7 +137,7 @@ def test_ready_made_estimators_take_it_flat():
     spec = {"epochs": 1, "precision": "bfloat16"}
     own = EstimatorClassifier(spec=spec).fit(x, labels)
     assert own.set_params(spec__precision="float32").predict(x).shape == (N,)
-    with pytest.raises(SpecError, match=r"^precision .*'bfloat16', .*got 'bf16'$"):
+    with pytest.raises(SpecError, match=r"^spec.precision .*'bfloat16', .*got 'bf16'$"):
         plain_regressor(4, precision="bf16").fit(x, y)
 
 

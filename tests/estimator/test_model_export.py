@@ -28,7 +28,7 @@ from fluxutils_py import (
 from fluxutils_py.errors import ExportError, ShapeError
 from fluxutils_py.estimator import model_export
 from fluxutils_py.estimator.model_export import _compare_labels, check_export, export
-from fluxutils_py.exporting import read_metadata
+from fluxutils_py.exporting.export_files import read_metadata
 from fluxutils_py.nn import LSTM
 from tests.plain_networks import plain_classifier, plain_regressor
 

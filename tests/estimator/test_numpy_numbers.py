@@ -24,7 +24,7 @@ CELLS = [layer.__name__.lower() for layer in LAYERS]
 
 def numpys(settings):
     kinds = {bool: np.bool_, int: np.int64, float: np.float64, str: np.str_}
-    return {k: kinds[type(v)](v) for k, v in settings.items()}
+    return {k: numpys(v) if isinstance(v, dict) else kinds[type(v)](v) for k, v in settings.items()}
 
 
 def same(settings, kind, y, **others):
@@ -39,31 +39,11 @@ def same(settings, kind, y, **others):
 @pytest.mark.parametrize("cell", CELLS)
 def test_regressors_take_them(cell, tmp_path):
     settings = {
-        **{
-            "hidden_size": 4,
-            "num_layers": 2,
-            "cell": cell,
-            "dropout": 0.25,
-            "lr": 0.01,
-            "weight_decay": 0.125,
-        },
-        **{
-            "epochs": 2,
-            "batchsize": 3,
-            "seqsize": 5,
-            "shuffle": True,
-            "overlap": 1,
-            "burn_in": 1,
-            "clip": 1.0,
-        },
-        **{"early_stopping": True, "validation_fraction": 0.25, "n_iter_no_change": 1},
-        **{
-            "warm_start": False,
-            "random_state": 1,
-            "verbose": False,
-            "scale_target": True,
-            "target": "auto",
-        },
+        **{"hidden_size": 4, "num_layers": 2, "cell": cell, "dropout": 0.25, "lr": 0.01},
+        **{"epochs": 2, "batchsize": 3, "seqsize": 5, "early_stopping": True},
+        **{"warm_start": False, "random_state": 1, "verbose": False, "scale_target": True},
+        "target": "auto",
+        "spec": {"shuffle": True, "overlap": 1, "burn_in": 1, "clip": 1.0, "patience": 1},
     }
     est = same(settings, SequenceRegressor, Y)
     est.save(tmp_path / "model.pt")
@@ -135,7 +115,7 @@ def test_grids_may_be_arrays():
     grid = {
         "hidden_size": np.array([2, 3]),
         "cell": np.array(["gru", "mgu"]),
-        "shuffle": np.array([True]),
+        "spec__shuffle": np.array([True]),
     }
     search = GridSearchCV(plain_regressor(4, epochs=1), grid, cv=2, error_score="raise")
     search.fit(samples(X), samples(Y))

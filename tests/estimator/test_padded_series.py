@@ -30,6 +30,7 @@ from fluxutils_py import (
 )
 from fluxutils_py.errors import DataError
 from fluxutils_py.nn import LSTM, Recur
+from tests.plain_networks import LagClassifier, LagRegressor
 
 LENGTHS = np.array([23, 11, 19, 23, 14, 17, 9, 21, 12, 16, 13, 22])
 SHORT = {"epochs": 3, "hidden_size": 3, "batchsize": 2, "verbose": False, "random_state": 0}
@@ -113,8 +114,7 @@ def test_a_pipeline_learns_from_padded_series_as_from_a_list(before, per_series,
     if not per_series:
         targets, held_targets = y, padded(y, at_start)
     of_list, of_array = (
-        make_pipeline(*BEFORE[before](), SequenceRegressor(cell="linear", n_lags=2, verbose=False))
-        for _ in range(2)
+        make_pipeline(*BEFORE[before](), LagRegressor(n_lags=2, verbose=False)) for _ in range(2)
     )
     of_list.fit(x, targets)
     of_array.fit(held, held_targets)
@@ -128,7 +128,7 @@ def test_a_pipeline_learns_from_padded_series_as_from_a_list(before, per_series,
 @pytest.mark.slow
 def test_a_target_outside_of_the_inputs_is_not_learnt_from():
     x, y = padded(lists()), padded([a[:1] for a in lists()])
-    est = SequenceRegressor(cell="linear", n_lags=1, verbose=False)
+    est = LagRegressor(n_lags=1, verbose=False)
     wanted = clone(est).fit(x, y).predict(x)
     np.testing.assert_array_equal(est.fit(x, np.nan_to_num(y, nan=1e3)).predict(x), wanted)
 
@@ -184,14 +184,14 @@ def test_a_stream_begins_with_the_first_input_and_cannot_know_the_last(before):
 
 @pytest.mark.slow
 def test_a_search_over_lists_or_padded_series_is_a_loop_over_folds():
-    est = SequenceClassifier(cell="linear", verbose=False)
+    est = LagClassifier(verbose=False)
     cv = StratifiedKFold(2)
     grid = {"n_lags": [1, 3]}
     x = lists()
     expected = np.zeros((12, 2), "U3")
     for train, test in cv.split(LABELS, LABELS):
         for j, n_lags in enumerate(grid["n_lags"]):
-            fold = SequenceClassifier(cell="linear", n_lags=n_lags, verbose=False)
+            fold = LagClassifier(n_lags=n_lags, verbose=False)
             fold.fit([x[i] for i in train], LABELS[train])
             expected[test, j] = [fold.predict(x[i][:, None])[0] for i in test]
     for scoring in (None, pooled_scorer("accuracy")):
@@ -211,13 +211,13 @@ def test_targets_of_every_step_may_be_padded_in_a_search():
     y = [(a[:1] + np.roll(a[1:], 1) > 1).astype(int) for a in x]
     expected = []
     for train, test in cv.split(x, groups=groups):
-        fold = SequenceClassifier(cell="linear", n_lags=2, verbose=False)
+        fold = LagClassifier(n_lags=2, verbose=False)
         fold.fit([x[i] for i in train], [y[i] for i in train])
         found = np.concatenate([fold.predict(x[i][:, None]).ravel() for i in test])
         truth = np.concatenate([y[i].ravel() for i in test])
         expected.append(f1_score(truth, found, average="macro"))
     search = GridSearchCV(
-        SequenceClassifier(cell="linear", verbose=False),
+        LagClassifier(verbose=False),
         {"n_lags": [2]},
         cv=cv,
         scoring=pooled_scorer("f1", average="macro"),

@@ -10,7 +10,7 @@ from tests.plain_networks import plain_regressor
 
 
 def test_the_course_of_a_fit_depends_on_its_epochs_and_hooks(tmp_path):
-    est = plain_regressor(epochs=7, early_stopping=True, n_iter_no_change=3)
+    est = plain_regressor(epochs=7, early_stopping=True, patience=3)
     course = course_of_fit(est.resolved_params(), False, None)
     assert course["epochs"] == 7
     assert course["patience"] == 3

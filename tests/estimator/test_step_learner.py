@@ -22,6 +22,7 @@ from fluxutils_py import (
 )
 from fluxutils_py.errors import DataError, LoadError, ShapeError, SpecError
 from fluxutils_py.nn import GRU, LRU, LSTM, MinGRU, MinLSTM, native_kernels
+from tests.plain_networks import LagRegressor
 
 F, N, T, H = 2, 3, 40, 4
 ADAM = partial(torch.optim.Adam, lr=0.01, eps=1e-3)
@@ -397,7 +398,7 @@ def test_labels_weigh_what_their_classes_weighed_in_the_fit():
 def test_what_cannot_learn_is_refused_with_the_remedy():
     x, y = data()
     with pytest.raises(SpecError, match=r"cell='linear'.*closed form.*cell='linear\+mingru'"):
-        SequenceRegressor(cell="linear", n_lags=2).fit(x, y).stream(N, learn=True)
+        LagRegressor(n_lags=2).fit(x, y).stream(N, learn=True)
     ends = SequenceRegressor(
         cell="mingru", hidden_size=2, max_updates=2, batchsize=3, verbose=False
     ).fit(x, y[0, :, -1])

@@ -26,8 +26,8 @@ from fluxutils_py import (
     states,
     stream,
 )
+from fluxutils_py.auto.sequence_estimators import CELLS
 from fluxutils_py.errors import DataError, ShapeError, SpecError
-from fluxutils_py.estimator.sequence_estimators import CELLS
 from fluxutils_py.nn import GRU, LSTM, Recur, kernels, native_kernels
 from fluxutils_py.steps.session import InferenceSession
 from tests.plain_networks import plain_classifier, plain_regressor

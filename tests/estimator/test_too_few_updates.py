@@ -14,6 +14,7 @@ from fluxutils_py.data.sequence_windows import SequenceWindows
 from fluxutils_py.forecasting import Forecaster
 from fluxutils_py.inputs import as_series
 from fluxutils_py.nn import LSTM
+from tests.plain_networks import LagRegressor
 
 
 class CountingSGD(torch.optim.SGD):
@@ -331,7 +332,7 @@ READS = {  # of each value of the inputs, and of the targets; some read for scal
         2.7,
         3.6,
     ),
-    "closed form": (lambda: SequenceRegressor(cell="linear", n_lags=2), 2, 3),
+    "closed form": (lambda: LagRegressor(n_lags=2), 2, 3),
 }
 
 

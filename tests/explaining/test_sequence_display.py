@@ -13,6 +13,7 @@ from fluxutils_py import (
     timesteps,
 )
 from fluxutils_py.explaining.sequence_display import SequencePredictionDisplay
+from tests.plain_networks import LagRegressor
 
 matplotlib.use("Agg")
 from matplotlib import dates
@@ -70,7 +71,7 @@ def test_truth_prediction_band_and_residuals(est, yhat):
 @pytest.mark.slow
 @pytest.mark.parametrize("piped", [False, True])
 def test_an_interval_is_drawn_as_a_band(piped):
-    model = SequenceRegressor(cell="linear", n_lags=2, interval=0.8)
+    model = LagRegressor(n_lags=2, interval=0.8)
     if piped:
         model = make_pipeline(SequenceScaler(), model)
     model.fit(samples(X), samples(Y))

@@ -9,8 +9,14 @@ import torch
 from torch import nn
 
 from fluxutils_py.errors import ExportError, LoadError
-from fluxutils_py.exporting import ExportedModel, Graph, ModelStep
-from fluxutils_py.exporting.export_files import _drop_unused, read_metadata, write_graph
+from fluxutils_py.exporting.export_files import (
+    ExportedModel,
+    _drop_unused,
+    read_metadata,
+    write_graph,
+)
+from fluxutils_py.exporting.graph import Graph
+from fluxutils_py.exporting.steps import ModelStep
 from fluxutils_py.nn import GRU, LSTM
 
 

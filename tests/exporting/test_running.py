@@ -8,8 +8,7 @@ import torch
 
 from fluxutils_py import Estimator, EstimatorClassifier, check_export
 from fluxutils_py.estimator import model_export
-from fluxutils_py.exporting import read_metadata
-from fluxutils_py.exporting.export_files import ExportedModel
+from fluxutils_py.exporting.export_files import ExportedModel, read_metadata
 
 KINDS = [
     *("torch", "torch_cells", "own_cells", "own_cells_in_recur", "scans", "convolutions", "stacks"),

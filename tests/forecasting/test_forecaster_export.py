@@ -10,7 +10,7 @@ from sklearn.exceptions import NotFittedError
 
 from fluxutils_py import check_export, export
 from fluxutils_py.errors import ExportError
-from fluxutils_py.exporting import ExportedModel, read_metadata
+from fluxutils_py.exporting.export_files import ExportedModel, read_metadata
 from fluxutils_py.forecasting import Forecaster
 
 pytestmark = [

@@ -11,7 +11,7 @@ from fluxutils_py import samples
 from fluxutils_py.errors import DataError, RankError
 from fluxutils_py.inputs.inputs import InputSchema
 from fluxutils_py.inputs.moments import Moments
-from fluxutils_py.inputs.sharded_data import SeriesPool, is_empty
+from fluxutils_py.inputs.sharded_data import ShardedReader, is_empty, sharded_reader
 from fluxutils_py.inputs.targets import TargetSchema
 from fluxutils_py.parallel import RankGroup
 
@@ -40,14 +40,14 @@ class Rank:
 
 
 def on_ranks(f, arguments):
-    """Call ``f(pool, argument)`` on as many ranks; returns results, or errors."""
+    """Call ``f(reader, argument)`` on as many ranks; returns results, or errors."""
     size = len(arguments)
     shared, barrier, found = [None] * size, threading.Barrier(size), [None] * size
 
     def run(rank):
         try:
             with RankGroup(Rank(rank, size, shared, barrier)) as ranks:
-                found[rank] = f(SeriesPool(ranks), arguments[rank])
+                found[rank] = f(ShardedReader(ranks), arguments[rank])
         except Exception as error:
             found[rank] = error
 
@@ -76,7 +76,7 @@ def series(a):
     ],
 )
 def test_a_rank_without_series_gets_a_stand_in_of_the_form_that_the_others_have(x):
-    full, empty = on_ranks(lambda pool, a: pool.inputs(a, SCHEMA), [x, None])
+    full, empty = on_ranks(lambda reader, a: reader.inputs(a, SCHEMA), [x, None])
     assert empty.is_stand_in
     assert not full.is_stand_in
     for a, b in zip(full.series, empty.series, strict=True):
@@ -96,10 +96,10 @@ def test_a_rank_without_series_gets_a_stand_in_of_the_form_that_the_others_have(
 
 @pytest.mark.parametrize("y", [X[:2], X[:1] > 0, RNG.normal(size=7), RNG.integers(0, 3, (7, 2))])
 def test_targets_too(y):
-    def read(pool, given):
+    def read(reader, given):
         x, y = given
-        inputs = pool.inputs(x, SCHEMA)
-        return pool.targets(
+        inputs = reader.inputs(x, SCHEMA)
+        return reader.targets(
             y, inputs, TargetSchema("Estimator", target="auto" if np.ndim(y) != 2 else "series")
         )
 
@@ -119,20 +119,22 @@ def test_targets_too(y):
     ],
 )
 def test_differences_name_the_ranks(others, what):
-    for error in on_ranks(lambda pool, a: pool.inputs(a, SCHEMA), [X, others, X]):
+    for error in on_ranks(lambda reader, a: reader.inputs(a, SCHEMA), [X, others, X]):
         with pytest.raises(RankError, match=what):
             raise error
 
 
 def test_sums_labels_and_moments_are_of_all_ranks():
-    def find(pool, given):
-        inputs = pool.inputs(given, SCHEMA)
+    def find(reader, given):
+        inputs = reader.inputs(given, SCHEMA)
         first = 0 if given is None else given.shape[1]
-        classes = pool.classes(lambda: (np.array(["b", "a"] if first == 7 else ["c"]), 9), inputs)
+        found = np.array(["a", "b"] if first == 7 else ["c"])
+        classes, n_labels = reader.classes(lambda: (found, 9), inputs)
+        assert n_labels == 18
         return (
-            pool.total(first),
+            reader.total(first),
             classes.tolist(),
-            pool.moments(Moments(np.array([first]), np.array([1.0 * first]), 0.0)),
+            reader.moments(Moments(np.array([first]), np.array([1.0 * first]), 0.0)),
         )
 
     total, classes, (count, mean, squares) = on_ranks(find, [X, None, X[:, :2]])[1]
@@ -146,19 +148,19 @@ def test_sums_labels_and_moments_are_of_all_ranks():
 
 
 def test_one_process_reads_as_ever():
-    pool = SeriesPool(RankGroup())
-    inputs = pool.inputs(X, SCHEMA)
+    reader = sharded_reader(RankGroup())
+    inputs = reader.inputs(X, SCHEMA)
     assert inputs.shards is None
     assert inputs.all_series().series.tolist() == list(range(7))
-    assert pool.total(3) == 3
+    assert reader.total(3) == 3
     with pytest.raises(DataError, match="x must be an array"):
-        pool.inputs(None, SCHEMA)
+        reader.inputs(None, SCHEMA)
 
 
 @pytest.mark.parametrize("x", [None, [], X[:, :0], (X[:, :0], X[:, :0]), (None, None)])
 def test_no_series(x):
     assert is_empty(x)
-    for error in on_ranks(lambda pool, a: pool.inputs(a, SCHEMA), [x, x]):
+    for error in on_ranks(lambda reader, a: reader.inputs(a, SCHEMA), [x, x]):
         with pytest.raises(DataError, match="no rank has any series"):
             raise error
 

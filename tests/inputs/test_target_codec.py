@@ -21,6 +21,7 @@ from fluxutils_py import (
     samples,
     timesteps,
 )
+from fluxutils_py.auto import sequence_estimators
 from fluxutils_py.data import blocks as blocks_module
 from fluxutils_py.errors import DataError, LoadError, SpecError
 from fluxutils_py.training import Checkpointer, EveryNSteps
@@ -153,7 +154,7 @@ def test_constants_are_learnt_as_they_are(x):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [{}, {"early_stopping": True, "validation_fraction": 0.3}])
+@pytest.mark.parametrize("settings", [{}, {"early_stopping": True}])
 def test_a_large_mean_takes_no_digits_from_float32_inputs(x, y, settings):
     """Targets 1 apart around 1e9, where float32 knows multiples of 64."""
     small = (y[:1] - 50) / 7
@@ -183,9 +184,9 @@ def test_validation_is_scaled_alike_and_takes_no_part(x, y):
     assert est.validation_loss_curve_ == pytest.approx(plain.validation_loss_curve_, rel=1e-9)
 
 
-def test_what_is_held_out_takes_no_part(x, y):
-    stopping = {"early_stopping": True, "validation_fraction": 0.3}
-    est = plain_regressor(**SMALL, **stopping).fit(timesteps(x), timesteps(y))
+def test_what_is_held_out_takes_no_part(x, y, monkeypatch):
+    monkeypatch.setattr(sequence_estimators, "VALIDATION_FRACTION", 0.3)
+    est = plain_regressor(**SMALL, early_stopping=True).fit(timesteps(x), timesteps(y))
     assert est.target_mean_ == pytest.approx(by_hand(y[:, :, : T - 6])[0], rel=1e-12)
 
 

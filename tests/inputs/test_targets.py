@@ -24,12 +24,12 @@ from sklearn.preprocessing import StandardScaler
 from fluxutils_py import (
     EstimatorClassifier,
     SequenceScaler,
-    flatten_steps,
     net2vec,
     samples,
     timesteps,
 )
 from fluxutils_py.errors import DataError, ShapeError
+from fluxutils_py.estimator import flatten_steps
 from tests.plain_networks import plain_classifier, plain_regressor
 
 F, N, T = 2, 11, 13
@@ -158,7 +158,7 @@ def test_transformed_targets_are_right_by_default(rng, view, g):
     """
     x = rng.normal(size=(F, 30, 20))
     y = 500 + 20 * np.stack([x[0] + x[1], x[0] - x[1]])[:g]
-    settings = {"epochs": 300, "random_state": 0, "scale_target": False, "weight_decay": 0.0}
+    settings = {"epochs": 300, "random_state": 0, "scale_target": False}
     model = TransformedTargetRegressor(
         plain_regressor(**settings), func=standard, inverse_func=back
     )

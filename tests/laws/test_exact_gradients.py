@@ -180,7 +180,7 @@ def test_a_layer_of_ones_own_stays_truncated():
 @pytest.mark.slow
 def test_ready_made_estimators_take_it():
     small = {"hidden_size": 4, "epochs": 1, "batchsize": 1, "seqsize": 4, "random_state": 0}
-    exact = SequenceRegressor(cell="mingru", gradient="exact", **small).fit(X, Y)
+    exact = SequenceRegressor(cell="mingru", spec={"gradient": "exact"}, **small).fit(X, Y)
     truncated = SequenceRegressor(cell="mingru", **small).fit(X, Y)
     assert isinstance(exact.model_, nn.Module)
     assert difference(net2vec(exact), net2vec(truncated)) > 1e-6

@@ -16,7 +16,7 @@ from fluxutils_py import (
     samples,
     timesteps,
 )
-from fluxutils_py.estimator.sequence_estimators import CELLS
+from fluxutils_py.auto.sequence_estimators import CELLS
 
 N, T = 5, 48
 RNG = np.random.default_rng(2)

@@ -11,8 +11,9 @@ import pytest
 import zarr
 
 import fluxutils_py
-from fluxutils_py import Estimator, SequenceScaler, h5concat, h5create, h5mmap, h5save, zarrcreate
+from fluxutils_py import Estimator, SequenceScaler, h5concat, h5create, h5mmap, h5save
 from fluxutils_py.bobbin import write_pytree_json
+from fluxutils_py.data import zarrcreate
 from fluxutils_py.frames.frame_series import from_frame
 from fluxutils_py.training import Checkpointer
 from tests.system_calls import folders_at_every_call

@@ -25,6 +25,7 @@ from fluxutils_py import (
     Estimator,
     SequenceFeatures,
     SequenceImputer,
+    SequenceRegressor,
     SequenceScaler,
     Spec,
     WinsorScaler,
@@ -268,7 +269,9 @@ def learnt(transformer, *names):
 
 OF_ESTIMATORS = {
     "fit": lambda est, x, y: net2vec(est().fit(x, y)),
-    "fit to scales": lambda est, x, y: net2vec(est(scale_input=True).fit(x, y)),
+    "fit to scales": lambda est, x, y: net2vec(
+        SequenceRegressor(**est().get_params(deep=False)).fit(x, y)
+    ),
     "partial_fit": lambda est, x, y: net2vec(est().partial_fit(x, y).partial_fit(x, y)),
     "sample_weight": lambda est, x, y: net2vec(est().fit(x, y, est.weight())),
     "masked": lambda est, x, y: masked(x, y),

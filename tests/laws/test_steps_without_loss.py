@@ -109,7 +109,9 @@ def test_widths_of_intervals(rng):
     widths = []
     for value in (np.nan, 100.0):
         y[:, :, :BURN_IN] = value
-        est = SequenceRegressor(cell="linear", burn_in=BURN_IN, interval=0.9, random_state=0)
+        est = SequenceRegressor(
+            cell="linear", spec={"burn_in": BURN_IN}, interval=0.9, random_state=0
+        )
         widths.append(est.fit(x, y).interval_width_)
     assert np.array_equal(*widths)
 

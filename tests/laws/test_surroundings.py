@@ -18,7 +18,6 @@ from torch import nn
 import fluxutils_py.nn as fnn
 from fluxutils_py import (
     Estimator,
-    SequenceRegressor,
     SequenceScaler,
     WinsorScaler,
     explain,
@@ -26,6 +25,7 @@ from fluxutils_py import (
     stream,
 )
 from fluxutils_py.forecasting import Forecaster
+from tests.plain_networks import LagRegressor
 
 X = np.random.default_rng(0).normal(size=(2, 5, 24)).astype("float32")
 Y = (0.1 * X.cumsum(2)).sum(0, keepdims=True) + X[:1]
@@ -46,7 +46,7 @@ def estimator():
 
 
 def linear():
-    return SequenceRegressor(cell="linear", n_lags=2, interval=0.8, **SETTINGS)
+    return LagRegressor(n_lags=2, interval=0.8, **SETTINGS)
 
 
 def forecaster():

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fluxutils_py import Estimator, Spec, net2vec, seqloss
+from fluxutils_py.auto import sequence_estimators
 from fluxutils_py.estimator.fitting import run_fit
 from tests.plain_networks import plain_regressor
 
@@ -250,7 +251,8 @@ def test_the_state_is_that_after_the_last_step_of_each_series(fitted, form):
         assert difference(found, torch.cat([s[i] for s in alone], 1)) < 1e-12
 
 
-def test_early_stopping_holds_out_the_last_steps_of_one_series_that_begins_late():
+def test_early_stopping_holds_out_the_last_steps_of_one_series_that_begins_late(monkeypatch):
+    monkeypatch.setattr(sequence_estimators, "VALIDATION_FRACTION", 0.25)
     task = make_task(n_series=1)
     model = partial(nn.Sequential, *task.plain())
     seen = []
@@ -260,9 +262,7 @@ def test_early_stopping_holds_out_the_last_steps_of_one_series_that_begins_late(
         seen.append(ys.clone())
         return criterion(model, xs, ys, ws)
 
-    est = plain_regressor(
-        epochs=1, rebatch=False, early_stopping=True, validation_fraction=0.25, scale_target=False
-    )
+    est = plain_regressor(epochs=1, rebatch=False, early_stopping=True, scale_target=False)
     settings = replace(est.resolved_params(), loss=loss, model=lambda: model())
     est.resolved_params = lambda: settings
     est._run_fit = run_fit  # nothing is chosen

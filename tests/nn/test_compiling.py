@@ -16,7 +16,6 @@ from fluxutils_py.errors import SpecError
 from fluxutils_py.nn import GRU, LSTM, Recur, SequenceStack
 from fluxutils_py.nn.compiling import compile_arguments, compiled, parts_to_compile
 from fluxutils_py.nn.model_windows import prediction_copy
-from tests.plain_networks import plain_regressor
 
 # torch looks at the .grad of states as it traces, and hides its own warning about that, but not one
 # that is an error
@@ -148,8 +147,9 @@ def test_parts_are_those_without_recurrent_layers():
     assert "LSTM" not in names(SequenceStack(LSTM, 3, 4))
 
 
-def test_ready_made_estimators_say_that_it_changes_nothing():
-    est = plain_regressor(3, epochs=1, random_state=0, verbose=False, compile=True)
+def test_models_of_recurrent_layers_alone_say_that_it_changes_nothing():
+    model = nn.Sequential(LSTM(3, 4), nn.Linear(4, 1))
+    est = Estimator(model, spec=SPEC, random_state=0, verbose=False, compile=True)
     with pytest.warns(UserWarning, match=r"compile .*Sequential has only recurrent"):
         est.fit(X, Y)
     assert est.get_params()["compile"] is True

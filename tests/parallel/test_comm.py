@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from fluxutils_py import Estimator
-from fluxutils_py.parallel import SingleProcessComm, get_communicator, is_main_process
+from fluxutils_py.parallel import get_communicator, is_main_process
+from fluxutils_py.parallel.communicator import SingleProcessComm
 
 VARIABLES = [
     "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "PMIX_RANK", "SLURM_STEP_NUM_TASKS",

@@ -7,7 +7,7 @@ from torch import nn
 
 from fluxutils_py.bobbin import CronTab, MetricsEval
 from fluxutils_py.gomlx import Trainer
-from fluxutils_py.parallel import SingleProcessComm
+from fluxutils_py.parallel.communicator import SingleProcessComm
 from fluxutils_py.reporting import (
     MultiDirectorySummaryWriter,
     NullSummaryWriter,

@@ -12,7 +12,8 @@ from torch import nn
 
 from fluxutils_py.bobbin import CronTab
 from fluxutils_py.gomlx import Trainer
-from fluxutils_py.parallel import RankGroup, SingleProcessComm
+from fluxutils_py.parallel import RankGroup
+from fluxutils_py.parallel.communicator import SingleProcessComm
 from fluxutils_py.reporting import (
     NullSummaryWriter,
     PublishTrainingProgress,

@@ -12,8 +12,7 @@ from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.gomlx.trainer import Trainer
 from fluxutils_py.training import Batch, InMemory, Map, ReadAhead, Take
 from fluxutils_py.training.dataset import Dataset, as_dataset
-from fluxutils_py.training.minibatch import Minibatch, as_minibatch
-from fluxutils_py.training.tensor_batches import TensorBatches
+from fluxutils_py.training.minibatch import Minibatch, TensorBatches, as_minibatch
 
 X, Y = torch.arange(21.0).reshape(7, 3), torch.arange(7)
 

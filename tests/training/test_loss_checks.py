@@ -4,10 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from fluxutils_py.training.gradient_step import as_scalar, require_gradient
 from fluxutils_py.training.loss_checks import (
-    as_scalar,
     call_without_batch_norm,
-    require_gradient,
     require_no_batch_norm,
 )
 

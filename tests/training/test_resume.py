@@ -28,8 +28,8 @@ from fluxutils_py.training import (
 from fluxutils_py.training.dataset import as_dataset
 from fluxutils_py.training.early_stopping import Schedule
 from fluxutils_py.training.generator_state import RandomGenerators
+from fluxutils_py.training.minibatch import TensorBatches
 from fluxutils_py.training.running_metrics import EMAMetric
-from fluxutils_py.training.tensor_batches import TensorBatches
 from fluxutils_py.training.triggers import EveryNSteps
 
 X = torch.arange(22.0).reshape(11, 2)

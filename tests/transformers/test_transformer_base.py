@@ -9,7 +9,6 @@ from sklearn.pipeline import make_pipeline
 from fluxutils_py import (
     SequenceFeatures,
     SequenceImputer,
-    SequenceRegressor,
     SequenceScaler,
     WinsorScaler,
     h5mmap,
@@ -19,7 +18,7 @@ from fluxutils_py import (
     timesteps,
 )
 from fluxutils_py.errors import ShapeError, SpecError
-from tests.plain_networks import plain_regressor
+from tests.plain_networks import LagRegressor, plain_regressor
 
 F, N, T = 3, 5, 11
 
@@ -164,7 +163,7 @@ def test_padding_stays_and_has_no_say(rng, transformer, at_start, tmp_path):
 def test_starts_reach_transformers_by_name_or_by_routing(rng):
     x, starts = rng.normal(size=(2, 6, 30)), np.array([0, 5, 3, 0, 9, 1])
     y = x[:1].cumsum(2)
-    last = SequenceRegressor(cell="linear", n_lags=1, verbose=False)
+    last = LagRegressor(n_lags=1, verbose=False)
     pipe = make_pipeline(SequenceFeatures([1], exponential_means=[], rolling=[3]), last)
     pipe.fit(x, y, sequenceregressor__starts=starts, sequencefeatures__starts=starts)
     with config_context(enable_metadata_routing=True):

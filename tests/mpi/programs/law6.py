@@ -15,11 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fluxutils_py import Estimator, SequenceClassifier, SequenceRegressor, Spec, net2vec, seqloss
+from fluxutils_py import Estimator, Spec, net2vec, seqloss
 from fluxutils_py.bobbin import assert_replica_integrity
 from fluxutils_py.nn import LRU, LSTM, TCN, MinGRU, SlidingWindowAttention
 from fluxutils_py.parallel import get_communicator
 from fluxutils_py.parallel.launcher import detect_launcher
+from tests.plain_networks import QuietClassifier, QuietRegressor
 
 B, N, T = 4, 13, 23
 
@@ -195,18 +196,15 @@ class Task:
         est = self.est(shuffle=True).fit(self.x, self.y)
         return est.partial_fit(self.x, self.y).set_params(warm_start=True).fit(self.x, self.y)
 
-    def ready_made(self, kind=SequenceRegressor, **settings):
+    def ready_made(self, kind=QuietRegressor, **settings):
         settings = {
-            "batchsize": B * self.factor,
+            "batchsize": B,  # on any number of ranks
             "seqsize": 6,
             "comm": self.comm,
             "random_state": 1,
-            # ranks draw their own
-            "dropout": 0.0,
-            "input_noise": 0.0,
+            "dropout": 0.0,  # ranks draw their own
             **settings,
         }
-        settings["scaling"] = self.scaling
         return kind(5, epochs=2, verbose=False, **settings)
 
     def sales(self):
@@ -219,14 +217,12 @@ class Task:
     def names(self):
         y = np.array(["a", "b", "c", None], object)[self.labels % 4]
         y[0, self.x[0] > 1] = None
-        est = self.ready_made(SequenceClassifier, class_weight="balanced")
+        est = self.ready_made(QuietClassifier, class_weight="balanced")
         return est.fit(self.listed(self.x), self.listed(y))
 
     def fixed_kernels(self):
         y = np.array(["a", "b", "c"])[np.arange(N) % 3]
-        return self.ready_made(SequenceClassifier, cell="kernels").fit(
-            self.x, y, lengths=self.lengths
-        )
+        return self.ready_made(QuietClassifier, cell="kernels").fit(self.x, y, lengths=self.lengths)
 
     def fixed_lags(self):
         est = self.ready_made(cell="linear")
@@ -248,7 +244,7 @@ class Task:
 
     def interval_of_classes(self):
         """What the user holds out calibrates."""
-        est = self.ready_made(SequenceClassifier, interval=0.8, cell="mingru")
+        est = self.ready_made(QuietClassifier, interval=0.8, cell="mingru")
         held_out = (self.x[:, :7], self.labels[:, :7], None, self.lengths[:7])
         return est.fit(self.x[:, 7:], self.labels[:, 7:], validation_data=held_out)
 

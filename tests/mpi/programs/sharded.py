@@ -18,8 +18,6 @@ from torch import nn
 
 from fluxutils_py import (
     Estimator,
-    SequenceClassifier,
-    SequenceRegressor,
     SequenceScaler,
     Spec,
     net2vec,
@@ -31,6 +29,7 @@ from fluxutils_py.nn import LSTM
 from fluxutils_py.parallel import get_communicator
 from fluxutils_py.training import Checkpointer, EveryNSteps
 from fluxutils_py.transformers import SequenceImputer, WinsorScaler
+from tests.plain_networks import QuietClassifier, QuietRegressor
 
 B, T = 4, 23
 COUNTS = {2: [(0, 7)], 3: [(5, 20, 12), (5, 0, 12)]}
@@ -107,17 +106,17 @@ class Task:
         )
 
     def ready_made(self, kind, **settings):
+        # each rank draws its own numbers, and the order of its own series
         settings = {
+            "spec": {"shuffle": False},
+            "dropout": 0.0,
             "cell": "lstm",
             "seqsize": 6,
             "epochs": 2,
             "random_state": 1,
             "verbose": False,
-            # each rank draws its own numbers, and the order of its own series
-            "shuffle": False,
-            "dropout": 0.0,
-            "input_noise": 0.0,
-            **self.common,
+            "comm": self.common["comm"],
+            "batchsize": B * len(self.counts),  # of all ranks together
             **settings,
         }
         return kind(5, **settings)
@@ -185,19 +184,19 @@ class Task:
 
     def sales(self):
         y = self.each(lambda a: 1e3 + 50 * np.asarray(a), self.holes)
-        est = self.ready_made(SequenceRegressor, early_stopping=True, validation_fraction=0.3)
+        est = self.ready_made(QuietRegressor, early_stopping=True)
         return est.fit(self.x, y, self.weight, lengths=self.lengths, **self.how)
 
     def names(self):
-        est = self.ready_made(SequenceClassifier, class_weight="balanced")
+        est = self.ready_made(QuietClassifier, class_weight="balanced")
         return est.fit(self.x, self.classes, self.weight, **self.how)
 
     def sums(self):
-        est = self.ready_made(SequenceClassifier, cell="linear+lstm", class_weight="balanced")
+        est = self.ready_made(QuietClassifier, cell="linear+lstm", class_weight="balanced")
         return est.fit(self.x, self.classes, self.weight, **self.how)
 
     def name_of_series(self):
-        est = self.ready_made(SequenceClassifier, early_stopping=True, validation_fraction=0.4)
+        est = self.ready_made(QuietClassifier, early_stopping=True)
         x, y = (
             self.each(samples, self.x),
             self.each(lambda c: np.where(c[0, :, 0] < "d", "low", "high"), self.classes),
@@ -322,7 +321,7 @@ def mistakes(counts, rank, folder):
             lambda: task.est().fit(x, y, validation_data=(x, y) if odd else None, sharded=True)
         ),
         "settings": error_of(
-            lambda: task.ready_made(SequenceRegressor, early_stopping=odd).fit(x, y, sharded=True)
+            lambda: task.ready_made(QuietRegressor, early_stopping=odd).fit(x, y, sharded=True)
         ),
         "prediction": error_of(lambda: fitted.predict(x[:2] if odd else x, sharded=True)),
         "flag": error_of(lambda: task.est().fit(x, y, sharded="yes")),

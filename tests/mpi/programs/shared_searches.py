@@ -200,7 +200,6 @@ def shared_trials(x, y):
     settings = {
         "batchsize": 4,
         "seqsize": 10,
-        "scaling": "strong",
         "random_state": 0,
         "verbose": False,
     }

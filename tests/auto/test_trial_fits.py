@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from fluxutils_py import SequenceRegressor
-from fluxutils_py.estimator import fitting, trial_fits
+from fluxutils_py.estimator import fitting
+from fluxutils_py.estimator.fitting import FitLoop
 
 X = np.random.default_rng(0).normal(size=(2, 10, 40))  # (F, N, T)
 Y = X[:1].cumsum(2)
@@ -16,18 +17,17 @@ def counts(monkeypatch):
     """How often data are read, and windows are trained on."""
     found = {"read": 0, "run": 0}
 
-    def counting(module, name, key):
-        plain = getattr(module, name)
+    def counting(thing, name, key):
+        plain = getattr(thing, name)
 
         def call(*arguments, **settings):
             found[key] += 1
             return plain(*arguments, **settings)
 
-        monkeypatch.setattr(module, name, call)
+        monkeypatch.setattr(thing, name, call)
 
     counting(fitting, "read_data", "read")
-    counting(fitting, "run", "run")
-    counting(trial_fits, "run", "run")
+    counting(FitLoop, "surroundings", "run")
     return found
 
 

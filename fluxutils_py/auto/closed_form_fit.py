@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
+from fluxutils_py.auto.closed_form import ClosedFormHead, Rows, fit_closed_form
 from fluxutils_py.data.segments import Segments, SeriesShards
 from fluxutils_py.errors import DataError
 from fluxutils_py.inputs.moments import Moments, WeightedBlock, moments
@@ -26,9 +27,7 @@ from fluxutils_py.nn.closed_form_model import (
 )
 from fluxutils_py.nn.states import reset
 from fluxutils_py.parallel import RankGroup
-from fluxutils_py.training.closed_form import ClosedFormHead, Rows, fit_closed_form
-from fluxutils_py.training.minibatch import Minibatch
-from fluxutils_py.training.tensor_batches import TensorBatches
+from fluxutils_py.training.minibatch import Minibatch, TensorBatches
 
 # of the deviation of features, whose inputs have a deviation of 1
 FLOOR = 1e-3

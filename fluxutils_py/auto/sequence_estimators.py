@@ -5,29 +5,27 @@ from __future__ import annotations
 import dataclasses
 import math
 import numbers
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass, fields
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch.nn.functional as F
-from sklearn.base import ClassifierMixin, RegressorMixin
-from sklearn.utils.metadata_routing import UNUSED
 from sklearn.utils.validation import check_is_fitted
-from torch import Tensor, nn
+from torch import nn
 
+from fluxutils_py.auto.choice_of_model import DataSize, choose_model
+from fluxutils_py.auto.trial_fits import run_auto_fit
 from fluxutils_py.errors import SpecError
 from fluxutils_py.estimator.building import require_single_input_and_output
 from fluxutils_py.estimator.conformal import Calibration, check_level
 from fluxutils_py.estimator.estimator import Estimator
-from fluxutils_py.estimator.estimator_settings import Settings
-from fluxutils_py.estimator.fit_choice import DataSize, FitChoice
-from fluxutils_py.estimator.fit_data import FitRequest
-from fluxutils_py.estimator.fitted_parts import FittedParts
-from fluxutils_py.estimator.predicting import run_predict
-from fluxutils_py.estimator.spec import Spec, explains_arguments, read_spec
-from fluxutils_py.estimator.trial_fits import run_auto_fit
+from fluxutils_py.estimator.fitted_parts import FitChoice, FittedParts
+from fluxutils_py.estimator.nested_parameters import View, view
+from fluxutils_py.estimator.spec import NAMES, Settings, Spec, explains_arguments, read_spec
+from fluxutils_py.estimator.typed_estimators import EstimatorClassifier, EstimatorRegressor
 from fluxutils_py.inputs.target_codec import TargetScale
 from fluxutils_py.nn import (
     FLSTM,
@@ -47,135 +45,8 @@ from fluxutils_py.nn import (
 )
 from fluxutils_py.nn.closed_form_model import kernel_model, lag_model
 from fluxutils_py.nn.ready_made import MEANS, linear_plus_network, mean_model, plain_network
-from fluxutils_py.sklearn_callbacks import within_callbacks
 from fluxutils_py.training.make_optimizer import adamw
 from fluxutils_py.validation import check_integer, check_positive
-
-
-def _output_method(name: str, doc: str) -> Callable[..., Any]:
-    """Make a method like ``Estimator.predict`` that returns another output for each step."""
-
-    def method(
-        self: EstimatorClassifier,
-        x: object,
-        out: object = None,
-        *,
-        state: list[Tensor] | None = None,
-        return_state: bool = False,
-        lengths: object = None,
-        starts: object = None,
-        sharded: bool = False,
-    ) -> Any:
-        return run_predict(self, name, x, out, state, return_state, lengths, starts, sharded)
-
-    # for help(), and for pickle, which looks functions up by these names
-    method.__name__ = name
-    method.__qualname__ = f"EstimatorClassifier.{name}"
-    method.__doc__ = doc
-    return method
-
-
-class EstimatorRegressor(RegressorMixin, Estimator):
-    """An :class:`Estimator` that is a regressor of scikit-learn, for numbers per step or per
-    series.
-
-    Parameters, attributes and methods are those of :class:`Estimator`. ``score`` is R2 pooled over
-    series and time, or minus the loss, where the outputs are in another unit than the targets.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from sklearn.model_selection import cross_val_score
-    >>> from fluxutils_py import samples
-    >>> x = np.random.default_rng(0).normal(size=(3, 40, 20)).astype("float32")  # (F, N, T)
-    >>> est = EstimatorRegressor(spec={"epochs": 2, "batchsize": 10, "seqsize": 10})
-    >>> len(cross_val_score(est, samples(x), samples(x[:1]), cv=4))
-    4
-    """
-
-    score = Estimator.score  # the mixin's would average over columns
-
-
-class EstimatorClassifier(ClassifierMixin, Estimator):
-    """An :class:`Estimator` that is a classifier of scikit-learn, for labels of any type, per step
-    or per series.
-
-    Parameters, attributes and methods are those of :class:`EstimatorRegressor`, and:
-
-    - The model returns one score (logit) per class; ``n_out`` is the number of classes.
-      ``loss=None`` is cross-entropy; your own loss gets the indices of the labels in ``classes_``.
-    - ``y`` holds labels: one per step, as (1, N, T), ``samples(y)``, ``timesteps(y)`` or a matrix
-      (N, T) (for ``timesteps``, (T, N)), or one per series, as (N,). NaN, and None among strings,
-      marks a step without a label; in a vector it is an error.
-    - ``predict`` returns labels in the same form. ``predict_proba`` returns probabilities:
-      (K, N, T) for ``(F, N, T)``; one row of K columns per series or sample; rows of K * T or
-      K * N columns for views with a label per step.
-    - ``score`` is the accuracy, pooled over series and time. For metrics and displays of
-      scikit-learn, :func:`fluxutils_py.flatten_steps` makes vectors of labels per step.
-
-    With labels at each step, and in streams, steps without any input, or outside a series, have NaN
-    as probabilities; their labels mean nothing. With one label per series, ``predict`` and
-    ``score`` raise an error if its last step has no input.
-
-    Attributes
-    ----------
-    classes_ : ndarray of shape (K,)
-    """
-
-    __metadata_request__predict_proba = {"x": UNUSED}  # noqa: RUF012  the protocol wants a dict
-    __metadata_request__predict_log_proba = {"x": UNUSED}  # noqa: RUF012
-    __metadata_request__decision_function = {"x": UNUSED}  # noqa: RUF012
-    score = Estimator.score  # streams
-
-    def partial_fit(
-        self,
-        x: object,
-        y: object,
-        sample_weight: object = None,
-        *,
-        classes: object = None,
-        lengths: object = None,
-        starts: object = None,
-        sharded: bool = False,
-    ) -> Self:
-        """Train for one more epoch; see :meth:`Estimator.partial_fit`.
-
-        ``classes`` are all labels that may ever occur; the first call needs them if ``y`` does not
-        hold all of them.
-        """
-        series = (x, y, sample_weight, lengths, starts, sharded)
-        request = FitRequest(*series, epochs=1, classes=classes, resume=True)
-        within_callbacks(self, self._run_fit)(self, request)
-        return self
-
-    predict_proba = _output_method(
-        "predict_proba",
-        """Probabilities of the classes, in the order of ``classes_``.
-
-        See :class:`EstimatorClassifier` for shapes, and :meth:`Estimator.predict` for parameters.
-        """,
-    )
-    predict_log_proba = _output_method(
-        "predict_log_proba", """Logarithms of :meth:`predict_proba`."""
-    )
-    decision_function = _output_method(
-        "decision_function",
-        """Scores of the classes before the softmax.
-
-        Of two classes, the second's score minus the first's.
-        """,
-    )
-
-    # -- inside ----------------------------------------------------------------------------------
-
-    def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
-        tags.target_tags.multi_output = False
-        return tags
-
-    def resolved_params(self) -> Settings:
-        loss = F.cross_entropy if self.loss is None else self.loss
-        return Settings.from_estimator(self, loss=loss, is_classifier=True)
 
 
 def attention(n_in: int, n_out: int) -> SlidingWindowAttention:
@@ -201,11 +72,17 @@ FIXED_SEQSIZE = 256  # steps to read at once, which changes nothing
 SUM = "linear+"  # before the name of a cell: a linear model, and a network that adds to it
 # Arguments, with their defaults, that only networks have: to set one asks for a network.
 OF_NETWORKS = {
-    **dict.fromkeys(("hidden_size", "dropout", "lr", "max_updates", "input_noise"), "auto"),
+    **dict.fromkeys(("hidden_size", "dropout", "lr", "max_updates"), "auto"),
     **{"num_layers": 1, "epochs": None, "early_stopping": False},
 }
 # What "auto" stands for then, where it would be a closed form.
 NETWORK_FOR = {"kernels": "lstm", "linear": "linear+lstm"}
+# Fields of a spec that are arguments, and what the others are unless ``spec`` has them.
+FLAT = ("epochs", "max_updates", "batchsize", "seqsize")
+IN_SPEC = {"lr_schedule": "onecycle", "shuffle": True, "clip": 1.0}
+PATIENCE = 10  # epochs, with early_stopping
+VALIDATION_FRACTION = 0.1
+WEIGHT_DECAY = 0.01
 # Classes with a signature other than cell(n_in, n_out, num_layers, dropout).
 CLASSES = {
     MinGRU: "mingru",
@@ -257,8 +134,8 @@ class _SequenceEstimator(Estimator):
         series; "lstm" for labels of symbols, where one feature of a step is 1 and the others are 0;
         else "linear+lstm", or "linear" where, in a trial on a fifth of the data, the last one of
         few series, the network adds nothing. Setting one of ``hidden_size``, ``num_layers``,
-        ``dropout``, ``lr``, ``epochs``, ``max_updates``, ``input_noise`` or ``early_stopping`` asks
-        for a network without a trial: "lstm" for one target per series, else "linear+lstm". A first
+        ``dropout``, ``lr``, ``epochs``, ``max_updates`` or ``early_stopping`` asks for a network
+        without a trial: "lstm" for one target per series, else "linear+lstm". A first
         ``partial_fit`` takes "lstm".
     dropout : float or "auto"
         Probability of dropping an output in training: between two layers, and, in a network that
@@ -267,57 +144,43 @@ class _SequenceEstimator(Estimator):
     lr : float or "auto"
         Highest learning rate of AdamW. "auto": 0.005 in a network that adds to a linear model,
         unless it has 128 units, else 0.01.
-    weight_decay : float
-        Of AdamW.
     epochs : int or None
         Passes over the data. None: as many as ``max_updates`` takes.
     max_updates : int, "auto" or None
         Steps of the optimizer. "auto": None if ``epochs`` is given; else 20 passes, but at least
         200 and at most 600 steps, or 1000 for labels of symbols; 1000 for more than 614,400 steps
         of data.
-    lr_schedule : "onecycle", "cosine", callable, ("step", callable) or None
-        See :class:`Spec`.
     batchsize : int or "auto"
-        See :class:`Spec`. "auto": 16; 32 for more than 614,400 steps; 128 for single steps.
+        See :class:`Spec`; on several ranks, of all together. "auto": 16; 32 for more than 614,400
+        steps; 128 for single steps.
     seqsize : int, None or "auto"
         Steps of a window; None trains on whole series. "auto": 64 for targets at each step; for one
         target per series, whole series of up to 500 steps, else 128.
-    input_noise : float or "auto"
-        Deviation of normal noise that is added to standardised inputs in training. "auto": 0.1 in a
-        network that adds to a linear model, unless it has 128 units, else 0.
-    scale_input : bool
-        Whether to standardise the inputs of a network by mean and deviation of each feature over
-        the weighted steps of the first fit, inside the model. A step without input then counts as
-        the mean, else as zeros. Fixed features always do so.
-    n_lags : int or "auto"
-        Steps that a linear model sees. "auto": 48, but at most 400 features, and the longest
-        series.
+    spec : dict or None
+        Further fields of :class:`Spec`, such as ``{"clip": 0.5, "overlap": 20}``. The defaults here
+        are ``lr_schedule="onecycle"``, ``shuffle=True``, ``clip=1.0`` and, with
+        ``early_stopping``, ``patience=10``. ``spec__clip`` sets one of them in ``set_params`` and
+        grids.
     n_models : int
         Number of models with different first weights, or different kernels, whose mean predicts.
-    shuffle, overlap, burn_in, clip, rebatch, precision, gradient
-        See :class:`Spec`.
-    n_timesteps : int or None
-        For matrices: number of steps in each row, whose column ``f * n_timesteps + t`` is feature
-        ``f`` at step ``t``. None: one step.
-    target : "auto", "step" or "series"
-        See :class:`Estimator`.
     early_stopping : bool
-        Hold out validation data, stop when their loss has not fallen for ``n_iter_no_change``
-        epochs, and keep the best weights. Series are held out, stratified by label in
-        classification; a single series and ``timesteps`` lose their last steps. Uses
+        Hold out a tenth of the data, stop when the loss of these has not fallen for
+        ``spec["patience"]`` epochs, and keep the best weights. Series are held out, stratified by
+        label in classification; a single series and ``timesteps`` lose their last steps. Uses
         ``validation_data`` instead, if given.
-    validation_fraction : float
-        Fraction of the data to hold out.
-    n_iter_no_change : int
-        Number of epochs to wait for a lower validation loss.
     interval : float or None
         Share of targets, such as 0.9, that intervals, or sets of classes, are to hold. Their width
         comes from errors on the last fifth of up to nine series, else on a fifth of the series, of
         a second model that was fitted on the rest (split conformal prediction), or of the model
         itself on ``validation_data`` or what ``early_stopping`` holds out. Predictions stay as they
         are without it.
-    comm, scaling, device, compile, callbacks, warm_start, random_state, verbose
+    target : "auto", "step" or "series"
         See :class:`Estimator`.
+    n_timesteps : int or None
+        For matrices: number of steps in each row, whose column ``f * n_timesteps + t`` is feature
+        ``f`` at step ``t``. None: one step.
+    comm, device, callbacks, warm_start, random_state, verbose
+        See :class:`Estimator`. Several ranks share the work of one.
     """
 
     hidden_size: int | str = "auto"
@@ -326,39 +189,35 @@ class _SequenceEstimator(Estimator):
     _: KW_ONLY
     dropout: float | str = "auto"
     lr: float | str = "auto"
-    weight_decay: float = 0.01
     epochs: int | None = None
     max_updates: int | str | None = "auto"
-    lr_schedule: Any = "onecycle"
     batchsize: int | str = "auto"
     seqsize: int | str | None = "auto"
-    input_noise: float | str = "auto"
-    scale_input: bool = True
-    n_lags: int | str = "auto"
+    spec: Mapping[str, Any] | None = None
     n_models: int = 1
-    shuffle: bool = True
-    overlap: int = 0
-    burn_in: int = 0
-    clip: float | None = 1.0
-    rebatch: bool | str = "auto"
-    precision: str = "float32"
-    gradient: str = "truncated"
-    n_timesteps: int | None = None
-    target: str = "auto"
     early_stopping: bool = False
-    validation_fraction: float = 0.1
-    n_iter_no_change: int = 10
     interval: float | None = None
+    target: str = "auto"
+    n_timesteps: int | None = None
     comm: Any = "auto"
-    scaling: str = "weak"
     device: Any = None
-    compile: Any = False
     callbacks: Any = None
     warm_start: bool = False
     random_state: Any = None
     verbose: Any = "auto"
 
     _run_fit = staticmethod(run_auto_fit)
+    INSTEAD: ClassVar[dict[str, str]] = {  # what replaces arguments of 0.2.0
+        "n_iter_no_change": "give spec={'patience': n}, with early_stopping=True",
+        "validation_fraction": "a tenth is held out; give another part to fit as validation_data",
+        "scaling": "several ranks share the minibatches of one: batchsize counts all of them",
+        "compile": "compile a model of your own: EstimatorRegressor(model, compile=True)",
+        **dict.fromkeys(
+            ("weight_decay", "input_noise", "scale_input", "n_lags"),
+            "what was its default always holds; give a model with another value to "
+            "EstimatorRegressor or EstimatorClassifier",
+        ),
+    }
 
     @property
     def cell_(self) -> Any:
@@ -373,19 +232,19 @@ class _SequenceEstimator(Estimator):
         parts: FittedParts | None = getattr(self, "fitted_parts_", None)
         fitted = None if parts is None else parts.choice
         # before a fit, for checks alone
-        settings = self._settings_of(fitted or FitChoice("linear+lstm"))
-        return dataclasses.replace(settings, choose=self._choose)
+        return self.settings_of(fitted or FitChoice("linear+lstm"))
 
-    def _choose(self, size: DataSize, is_fit: bool) -> FitChoice:
-        choice = FitChoice.of(self.cell, size, is_fit=is_fit)
+    def choose(self, size: DataSize, is_fit: bool) -> FitChoice:
+        """Return what "auto" stands for with data of this size; internal."""
+        choice = choose_model(self.cell, size, is_fit=is_fit)
         set_by_user = [name for name, value in OF_NETWORKS.items() if getattr(self, name) != value]
         if not (_is_auto(self.cell) and set_by_user):
             return choice
         cell = NETWORK_FOR.get(choice.cell, choice.cell)
-        return dataclasses.replace(FitChoice.of(cell, size), needs_trial=False)
+        return dataclasses.replace(choose_model(cell, size), needs_trial=False)
 
-    def _settings_of(self, choice: FitChoice) -> Settings:
-        """Return the settings for a choice of what is "auto"."""
+    def settings_of(self, choice: FitChoice) -> Settings:
+        """Return the settings for a choice of what is "auto"; internal."""
         cell = choice.cell if _is_auto(self.cell) else self.cell
         make = self._maker(cell, choice)
         self._check_arguments()
@@ -410,36 +269,34 @@ class _SequenceEstimator(Estimator):
             spec=spec,
             model=partial(ready_made, make=make, n_models=self.n_models),
             loss=F.cross_entropy if is_classifier else None,
-            opt=partial(adamw, lr=lr, weight_decay=self.weight_decay),
+            opt=partial(adamw, lr=lr, weight_decay=WEIGHT_DECAY),
+            scaling="strong",
+            validation_fraction=VALIDATION_FRACTION,
             is_classifier=is_classifier,
             choice=choice,
-            with_choice=self._settings_of,
             **given,
         )
 
     def _maker(self, cell: Any, choice: FitChoice) -> Callable[..., nn.Module]:
         """Return the function that makes a model with ``cell``."""
-        n_lags = choice.n_lags if _is_auto(self.n_lags) else self.n_lags
-        linear: dict[str, Any] = {"n_lags": n_lags, "has_statistics": choice.has_statistics}
+        linear: dict[str, Any] = {"n_lags": choice.n_lags, "has_statistics": choice.has_statistics}
         if isinstance(cell, str) and cell == "kernels":
             return partial(kernel_model, size=choice.n_kernels)
         if isinstance(cell, str) and cell == "linear":
             return partial(lag_model, **linear)
         is_sum = isinstance(cell, str) and cell.startswith(SUM)
-        chosen = ("hidden_size", "dropout", "input_noise")
-        arguments = {
-            name: getattr(choice if _is_auto(getattr(self, name)) else self, name)
-            for name in chosen
-        }
-        arguments |= {"num_layers": self.num_layers}
         layer = self._layer(cell.removeprefix(SUM) if is_sum else cell)
+        arguments: dict[str, Any] = {
+            "cell": layer,
+            "hidden_size": choice.hidden_size if _is_auto(self.hidden_size) else self.hidden_size,
+            "num_layers": self.num_layers,
+            "dropout": choice.dropout if _is_auto(self.dropout) else self.dropout,
+            "input_noise": choice.input_noise,
+        }
         if not is_sum:
-            return partial(
-                plain_network, cell=layer, scale_input=bool(self.scale_input), **arguments
-            )
+            return partial(plain_network, scale_input=choice.scale_input, **arguments)
         means = MEANS if choice.has_means else ()
-        sum_of = partial(linear_plus_network, cell=layer, means=means, gain=choice.gain)
-        return partial(sum_of, **linear, **arguments)
+        return partial(linear_plus_network, means=means, gain=choice.gain, **linear, **arguments)
 
     def _layer(self, given: Any) -> Callable[..., nn.Module]:
         """Return the function or class that ``cell`` names."""
@@ -453,7 +310,7 @@ class _SequenceEstimator(Estimator):
 
     def _check_arguments(self) -> None:
         """Raise SpecError unless all arguments that are no fields of a spec can be."""
-        for name in ("hidden_size", "num_layers", "n_iter_no_change", "n_lags", "n_models"):
+        for name in ("hidden_size", "num_layers", "n_models"):
             if not self._may_be_auto(name):
                 check_integer(name, getattr(self, name), 1, error=SpecError)
         check_integer("n_timesteps", self.n_timesteps, 1, optional=True, error=SpecError)
@@ -461,40 +318,63 @@ class _SequenceEstimator(Estimator):
             check_level("interval", self.interval)
         if not self._may_be_auto("lr"):
             check_positive("lr", self.lr, error=SpecError)
-        for name, most in (("dropout", 1), ("weight_decay", math.inf), ("input_noise", math.inf)):
-            if not self._may_be_auto(name):
-                _check_range(name, getattr(self, name), most)
-        for name in ("early_stopping", "scale_target", "scale_input"):
+        if not self._may_be_auto("dropout"):
+            _check_dropout(self.dropout)
+        for name in ("early_stopping", "scale_target"):
             value = getattr(self, name, False)  # only the regressor has scale_target
             if not isinstance(value, bool | np.bool_):
                 raise SpecError(f"{name} must be True or False, got {value!r}")
 
     def _may_be_auto(self, name: str) -> bool:
         """Return whether an argument is "auto", and may be."""
-        may_be = name in ("hidden_size", "n_lags", "lr", "dropout", "input_noise")
-        return may_be and _is_auto(getattr(self, name))
+        return name in ("hidden_size", "lr", "dropout") and _is_auto(getattr(self, name))
 
     def _spec(self, choice: FitChoice) -> Spec:
-        # without early stopping, validation data only give a loss to watch
-        patience = self.n_iter_no_change if self.early_stopping else None
-        in_spec = {f.name: getattr(self, f.name) for f in fields(Spec) if hasattr(self, f.name)}
+        given = self._fields_given()
+        settings = {name: getattr(self, name) for name in FLAT}
         for name in ("max_updates", "batchsize", "seqsize"):
-            if _is_auto(in_spec[name]):
-                in_spec[name] = getattr(choice, name)
+            if _is_auto(settings[name]):
+                settings[name] = getattr(choice, name)
         if _is_auto(self.max_updates) and self.epochs is not None:
-            in_spec["max_updates"] = None
+            settings["max_updates"] = None
+        # without early stopping, validation data only give a loss to watch
+        patience = PATIENCE if self.early_stopping else None
         try:
-            return read_spec(Spec(**in_spec, patience=patience))
-        except SpecError as error:  # the fields are arguments of the estimator
-            raise SpecError(str(error).removeprefix("spec.")) from None
+            return read_spec(Spec(**{**IN_SPEC, "patience": patience, **given, **settings}))
+        except SpecError as error:  # some fields are arguments of the estimator
+            names = "|".join(FLAT)
+            raise SpecError(re.sub(rf"^spec\.({names}) ", r"\1 ", str(error))) from None
+
+    def _fields_given(self) -> dict[str, Any]:
+        """Return the fields of ``spec``; raise SpecError if they are not those that it may have."""
+        if self.spec is not None and not isinstance(self.spec, Mapping):
+            raise SpecError(
+                f"spec must be a dict with further fields of Spec, such as {{'clip': 0.5}}, or "
+                f"None, got {self.spec!r}; {', '.join(FLAT)} are arguments of their own"
+            )
+        given = {str(name): value for name, value in (self.spec or {}).items()}
+        for name in given:
+            if name in {f.name for f in fields(self)}:
+                raise SpecError(
+                    f"spec has the field {name!r}, which is an argument of its own: "
+                    f"{type(self).__name__}({name}={given[name]!r})"
+                )
+        return given
+
+    def _view_argument(self, argument: str) -> View:
+        # spec is the only argument with parameters inside
+        further = [name for name in NAMES if name not in FLAT]
+        return view(IN_SPEC if self.spec is None else self.spec, optional=further)
+
+    def _default_values(self, argument: str) -> dict[str, Any]:
+        return {**vars(Spec()), **IN_SPEC}
 
 
-def _check_range(name: str, value: object, most: float) -> None:
-    """Raise SpecError unless a value is a number from 0 to ``most``."""
+def _check_dropout(value: object) -> None:
     # bool is a number for Python, and NaN is in no range
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-    if not is_number or not 0 <= float(value) <= most:  # type: ignore[arg-type]
-        raise SpecError(f"{name} must be a number from 0 to {most}, got {value!r}")
+    if not is_number or not 0 <= float(value) <= 1:  # type: ignore[arg-type]
+        raise SpecError(f"dropout must be a number from 0 to 1, got {value!r}")
 
 
 def _is_auto(value: object) -> bool:

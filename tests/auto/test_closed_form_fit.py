@@ -6,14 +6,14 @@ import torch
 from sklearn.linear_model import Ridge
 
 from fluxutils_py import reset
+from fluxutils_py.auto.closed_form import Rows, fit_closed_form
+from fluxutils_py.auto.closed_form_fit import FixedTask, fit_fixed_parts
 from fluxutils_py.data import SampleWeight, SequenceWindows
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.inputs import as_series
 from fluxutils_py.nn.closed_form_model import kernel_model, lag_model
 from fluxutils_py.parallel import RankGroup
-from fluxutils_py.training.closed_form import Rows, fit_closed_form
-from fluxutils_py.training.closed_form_fit import FixedTask, fit_fixed_parts
-from fluxutils_py.training.tensor_batches import TensorBatches
+from fluxutils_py.training.minibatch import TensorBatches
 
 F, N, T = 2, 13, 31
 LENGTHS = np.array([31, 20, 5, 31, 18, 9, 31, 20, 30, 7, 31, 12, 25])

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from fluxutils_py.auto.closed_form import ClosedFormHead
+from fluxutils_py.auto.closed_form_fit import FixedTask, fit_fixed_parts
 from fluxutils_py.nn.losses import Loss
 from fluxutils_py.nn.states import reset
 from fluxutils_py.parallel import RankGroup
-from fluxutils_py.training.closed_form import ClosedFormHead
-from fluxutils_py.training.closed_form_fit import FixedTask, fit_fixed_parts
 from fluxutils_py.training.step_info import StepInfo
 from fluxutils_py.training.window_step import WindowStep
 

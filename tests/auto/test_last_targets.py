@@ -4,15 +4,16 @@ import numpy as np
 import pytest
 import torch
 
-from fluxutils_py import SequenceClassifier, SequenceRegressor
+from fluxutils_py import SequenceRegressor
+from fluxutils_py.auto import sequence_estimators
+from fluxutils_py.auto.last_targets import steps_to_learn_from
 from fluxutils_py.data import SampleWeight
-from fluxutils_py.estimator.last_targets import steps_to_learn_from
 from fluxutils_py.inputs.inputs import InputSchema
-from fluxutils_py.inputs.sharded_data import SeriesPool
-from fluxutils_py.inputs.targets import TargetSchema
+from fluxutils_py.inputs.targets import SeriesReader, TargetSchema
+from tests.plain_networks import LagClassifier, LagRegressor
 
 LENGTHS = [230, 257, 190, 240, 257, 201, 230, 222, 257, 213, 180, 250]
-LINEAR = {"cell": "linear", "n_lags": 4, "verbose": False}
+LINEAR = {"n_lags": 4, "verbose": False}
 
 
 def series(lengths, dtype="float64"):
@@ -43,9 +44,9 @@ def cases():
     for name in ("numbers", "labels", "groups", "one series"):
         xs, ys = series([2600] if name == "one series" else LENGTHS)
         more = {"groups": np.arange(12) // 2} if name == "groups" else {}
-        est = SequenceRegressor(**LINEAR)
+        est = LagRegressor(**LINEAR)
         if name == "labels":
-            est = SequenceClassifier(**LINEAR)
+            est = LagClassifier(**LINEAR)
             ys = [(y > 0).astype(float) for y in ys]
         made[name] = type(est), xs, ys, more, est.fit(xs, ys, **more)
     return made
@@ -85,10 +86,11 @@ def test_groups_without_a_target_are_absent(cases):
 
 
 @pytest.mark.slow
-def test_the_choice_and_what_is_held_out_go_by_steps_with_a_target():
+def test_the_choice_and_what_is_held_out_go_by_steps_with_a_target(monkeypatch):
+    monkeypatch.setattr(sequence_estimators, "VALIDATION_FRACTION", 0.4)
     xs, ys = series([30, 25, 28])
     small = {"max_updates": 3, "hidden_size": 2, "batchsize": 3, "random_state": 0}
-    small |= {"early_stopping": True, "verbose": False, "validation_fraction": 0.4}
+    small |= {"early_stopping": True, "verbose": False}
     expected = SequenceRegressor(**small).fit(xs, ys)
     got = SequenceRegressor(**small).fit(padded(xs, 90), padded(ys, 90))
     assert got.fitted_parts_.choice == expected.fitted_parts_.choice
@@ -120,7 +122,7 @@ def test_lengths_are_those_of_a_plain_loop(has_weight):
     y[:, 4] = np.nan
     weight = rng.integers(0, 2, (9, 12)) if has_weight else np.ones((9, 12), int)
     lengths = np.array([12, 5, 1, 12, 7, 12, 3, 11, 12])
-    pool = SeriesPool()
+    pool = SeriesReader()
     inputs = pool.inputs(y, InputSchema("Test"), lengths=lengths)
     targets = pool.targets(y, inputs, TargetSchema("Test"))
     given = SampleWeight(weight, 9, 12) if has_weight else None

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.optim import AdamW
@@ -21,8 +22,9 @@ from fluxutils_py import (
     samples,
     timesteps,
 )
+from fluxutils_py.auto import sequence_estimators
+from fluxutils_py.auto.sequence_estimators import CELLS, FIXED
 from fluxutils_py.errors import DataError, SpecError
-from fluxutils_py.estimator.sequence_estimators import CELLS, FIXED
 from fluxutils_py.nn import GRU, LSTM, RNN, Recur
 from tests.plain_networks import plain_classifier, plain_regressor
 
@@ -44,20 +46,16 @@ def network(n_in, n_out, cell, hidden, layers):
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("more", [{}, {"shuffle": True, "overlap": 2, "burn_in": 1, "clip": 0.1}])
 def test_a_ready_made_estimator_is_one_that_is_put_together(name, cell, layers, more):
-    est = plain_regressor(**SMALL, cell=name, num_layers=layers, lr=0.03, weight_decay=0.2, **more)
+    est = plain_regressor(**SMALL, cell=name, num_layers=layers, lr=0.03, **more)
     model = partial(network, cell=cell, hidden=3, layers=layers)
     spec = {"epochs": 2, "batchsize": 5, "seqsize": 6, **more}
-    plain = Estimator(
-        model, mse_loss, partial(AdamW, lr=0.03, weight_decay=0.2), spec, random_state=0
-    )
+    plain = Estimator(model, mse_loss, partial(AdamW, lr=0.03), spec, random_state=0)
     counted = Y[:, :, more.get("burn_in", 0) :]  # targets without a loss have no say in the scale
     scaled = (Y - counted.mean()) / counted.std()
     assert torch.allclose(net2vec(est.fit(X, Y)), net2vec(plain.fit(X, scaled)), rtol=0, atol=1e-10)
     est.set_params(scale_target=False)
     assert torch.allclose(net2vec(est.fit(X, Y)), net2vec(plain.fit(X, Y)), rtol=0, atol=1e-10)
-    labels = plain_classifier(
-        **SMALL, cell=name, num_layers=layers, lr=0.03, weight_decay=0.2, **more
-    )
+    labels = plain_classifier(**SMALL, cell=name, num_layers=layers, lr=0.03, **more)
     plain.set_params(loss=cross_entropy)
     codes = (Y > 0).astype(int)
     assert torch.allclose(
@@ -109,7 +107,7 @@ BAD = [
     ),
     *(
         (name, value, SpecError, f"{name} must be a positive integer, got {value!r}")
-        for name in ("hidden_size", "num_layers", "n_iter_no_change", "batchsize", "n_models")
+        for name in ("hidden_size", "num_layers", "batchsize", "n_models")
         for value in (0, 1.5, True, None)
     ),
     *(
@@ -121,22 +119,27 @@ BAD = [
     ("lr", "fast", SpecError, "lr must be a positive number, got 'fast'"),
     ("dropout", 1.5, SpecError, "dropout must be a number from 0 to 1, got 1.5"),
     ("dropout", float("nan"), SpecError, "dropout must be a number from 0 to 1, got nan"),
-    ("weight_decay", -1, SpecError, "weight_decay must be a number from 0 to inf, got -1"),
-    ("overlap", -1, SpecError, "overlap must be an integer of at least 0, got -1"),
-    ("burn_in", -1, SpecError, "burn_in must be an integer of at least 0, got -1"),
-    ("clip", 0, SpecError, "clip must be a positive number or None, got 0"),
-    ("shuffle", 1, SpecError, "shuffle must be True or False, got 1"),
+    ("spec", {"overlap": -1}, SpecError, "spec.overlap must be an integer of at least 0, got -1"),
+    ("spec", {"burn_in": -1}, SpecError, "spec.burn_in must be an integer of at least 0, got -1"),
+    ("spec", {"clip": 0}, SpecError, "spec.clip must be a positive number or None, got 0"),
+    ("spec", {"shuffle": 1}, SpecError, "spec.shuffle must be True or False, got 1"),
+    ("spec", {"clipp": 1}, SpecError, "Spec has no field 'clipp'; did you mean 'clip'?"),
     (
-        "lr_schedule",
-        "step",
+        "spec",
+        {"lr_schedule": "step"},
         SpecError,
-        "lr_schedule must be 'onecycle', 'cosine', None, a function of the optimizer that returns a "
-        "torch scheduler, which steps each epoch, or ('step', function), for one that steps with "
-        "the optimizer, got 'step'; for example functools.partial(torch.optim.lr_scheduler.StepLR, "
-        "step_size=5)",
+        "spec.lr_schedule must be 'onecycle', 'cosine', None, a function of the optimizer that "
+        "returns a torch scheduler, which steps each epoch, or ('step', function), for one that "
+        "steps with the optimizer, got 'step'; for example functools.partial("
+        "torch.optim.lr_scheduler.StepLR, step_size=5)",
     ),
-    ("input_noise", -1, SpecError, "input_noise must be a number from 0 to inf, got -1"),
-    ("scale_input", 1, SpecError, "scale_input must be True or False, got 1"),
+    (
+        "spec",
+        3,
+        SpecError,
+        "spec must be a dict with further fields of Spec, such as {'clip': 0.5}, or None, got 3; "
+        "epochs, max_updates, batchsize, seqsize are arguments of their own",
+    ),
     ("target", "all", ValueError, "target must be 'auto', 'step' or 'series', got 'all'"),
     ("early_stopping", "yes", SpecError, "early_stopping must be True or False, got 'yes'"),
 ]
@@ -153,6 +156,48 @@ def test_a_bad_argument_is_named_before_anything_changes(make, name, value, erro
         est.fit(X, LABELS)
     assert str(info.value) == message
     assert vars(est) == before
+
+
+@pytest.mark.parametrize("make", [SequenceRegressor, SequenceClassifier])
+@pytest.mark.parametrize(
+    ("name", "value"), [("epochs", 3), ("seqsize", None), ("max_updates", 9), ("lr", 0.1)]
+)
+def test_an_argument_has_no_place_in_the_spec(make, name, value):
+    with pytest.raises(SpecError) as info:
+        make(**SMALL, spec={"clip": 1, name: value}).fit(X, LABELS)
+    assert str(info.value) == (
+        f"spec has the field {name!r}, which is an argument of its own: "
+        f"{make.__name__}({name}={value!r})"
+    )
+
+
+@pytest.mark.slow
+def test_fields_of_the_spec_are_parameters():
+    est = SequenceRegressor(**SMALL, cell="lstm", spec={"clip": 0.5})
+    assert clone(est).get_params()["spec__clip"] == 0.5
+    search = GridSearchCV(est, {"spec__overlap": [0, 2], "spec__clip": [0.01]}, cv=2)
+    search.fit(samples(X), samples(Y))
+    assert search.best_estimator_.spec["clip"] == 0.01
+    assert est.spec == {"clip": 0.5}
+    default = SequenceRegressor()
+    assert default.get_params()["spec__lr_schedule"] == "onecycle"
+    assert default.set_params(spec__patience=3).spec == {
+        "lr_schedule": "onecycle", "shuffle": True, "clip": 1.0, "patience": 3
+    }  # fmt: skip
+    with pytest.raises(SpecError, match=r"'clipp' .*Did you mean 'spec__clip'\?"):
+        est.set_params(spec__clipp=1)
+    with pytest.raises(SpecError, match=r"'overlap' .*Did you mean 'spec__overlap'\?"):
+        est.set_params(spec__overlap=1).set_params(overlap=1)
+
+
+def test_early_stopping_waits_for_ten_epochs_or_as_many_as_the_spec_says():
+    def patience(**settings):
+        return plain_regressor(**SMALL, **settings).resolved_params().spec.patience
+
+    assert patience() is None
+    assert patience(early_stopping=True) == 10
+    assert patience(early_stopping=True, patience=4) == 4
+    assert patience(patience=4) == 4
 
 
 def test_several_inputs_are_for_models_of_ones_own():
@@ -178,9 +223,11 @@ class Trace:
 
 def traced(make, x, y, *args, **settings):
     trace = Trace()
-    stopping = {"early_stopping": True, "validation_fraction": 0.3, "callbacks": trace}
+    stopping = {"early_stopping": True, "callbacks": trace}
     est = make(**{**SMALL, **stopping, **{k: v for k, v in settings.items() if k != "lengths"}})
-    est.fit(x, y, *args, **{k: v for k, v in settings.items() if k == "lengths"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sequence_estimators, "VALIDATION_FRACTION", 0.3)
+        est.fit(x, y, *args, **{k: v for k, v in settings.items() if k == "lengths"})
     return est, torch.stack(trace.epochs)
 
 
@@ -352,7 +399,7 @@ def test_lengths_are_held_out_with_their_series():
 
 
 def test_training_stops_and_the_best_weights_stay():
-    settings = {"epochs": 200, "lr": 0.2, "n_iter_no_change": 4, "batchsize": 100}
+    settings = {"epochs": 200, "lr": 0.2, "patience": 4, "batchsize": 100}
     est, trace = traced(
         plain_regressor, X, np.random.default_rng(8).normal(size=Y.shape), **settings
     )
@@ -379,7 +426,7 @@ def test_labels_that_are_held_out_are_classes_too(seed):
     """A rare one, and one that comes late in time, may be among them alone."""
     rare = LABELS.astype("<U5")
     rare[4] = "rare"
-    settings = {**SMALL, "early_stopping": True, "validation_fraction": 0.3, "random_state": seed}
+    settings = {**SMALL, "early_stopping": True, "random_state": seed}
     assert plain_classifier(**settings).fit(X, rare).classes_.tolist() == ["a", "b", "rare"]
     late = np.full((1, N, T), "early")
     late[:, :, -1] = "late"
@@ -401,19 +448,6 @@ def test_the_same_random_state_holds_out_the_same():
     assert before == np.random.get_state()[1].tolist()  # noqa: NPY002
 
 
-@pytest.mark.parametrize("fraction", [0, 1, 1.0, -0.1, "a", None, True, float("nan")])
-def test_a_fraction_that_is_none(fraction):
-    est = plain_regressor(**SMALL, early_stopping=True, validation_fraction=fraction)
-    before = copy.copy(vars(est))
-    with pytest.raises(
-        ValueError,
-        match=f"^validation_fraction .*got {fraction!r}$",
-    ):
-        est.fit(X, Y)
-    assert vars(est) == before
-    est.set_params(early_stopping=False).fit(X, Y)  # not used
-
-
 @pytest.mark.parametrize(("x", "y", "fraction", "message"), [
     (X, Y, 0.99, "early_stopping holds out 13 of n_samples=13, which leaves nothing to train on; give more data, or "
                  "early_stopping=False"),
@@ -425,8 +459,9 @@ def test_a_fraction_that_is_none(fraction):
                        "(F, N, T) with equal N and T"),
     (X, None, 0.5, "This SequenceRegressor estimator requires y to be passed, but the target y is None."),
 ])  # fmt: skip
-def test_data_that_cannot_be_divided(x, y, fraction, message):
-    est = plain_regressor(**SMALL, early_stopping=True, validation_fraction=fraction)
+def test_data_that_cannot_be_divided(x, y, fraction, message, monkeypatch):
+    monkeypatch.setattr(sequence_estimators, "VALIDATION_FRACTION", fraction)
+    est = plain_regressor(**SMALL, early_stopping=True)
     with pytest.raises(ValueError) as info:  # noqa: PT011  the whole message is compared
         est.fit(x, y)
     assert str(info.value) == message

@@ -6,9 +6,9 @@ import torch
 from sklearn.linear_model import Ridge
 from sklearn.preprocessing import StandardScaler
 
+from fluxutils_py.auto import closed_form
+from fluxutils_py.auto.closed_form import Rows, best_temperature, fit_closed_form
 from fluxutils_py.errors import DataError
-from fluxutils_py.training import closed_form
-from fluxutils_py.training.closed_form import Rows, best_temperature, fit_closed_form
 
 N, P, G = 41, 50, 3
 

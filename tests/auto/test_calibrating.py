@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from fluxutils_py import SequenceClassifier, SequenceRegressor, samples, timesteps
+from fluxutils_py import SequenceRegressor, samples, timesteps
 from fluxutils_py.errors import SpecError
-from tests.plain_networks import plain_classifier, plain_regressor
+from tests.plain_networks import LagClassifier, LagRegressor, plain_classifier, plain_regressor
 
 F, T = 2, 100
 
@@ -20,7 +20,7 @@ def data(n_series, seed=0):
 
 
 def linear(**arguments):
-    return SequenceRegressor(cell="linear", n_lags=1, **arguments)
+    return LagRegressor(n_lags=1, **arguments)
 
 
 def quantile(errors, level):
@@ -167,7 +167,7 @@ def test_sets_hold_the_label_as_often_as_promised_and_the_likeliest_always():
     # three classes that overlap
     labels = np.digitize(x + rng.normal(size=x.shape), [-0.7, 0.7])
     names = np.array(["low", "middle", "high"])[labels]
-    est = SequenceClassifier(cell="linear", n_lags=1, interval=0.9, random_state=0)
+    est = LagClassifier(n_lags=1, interval=0.9, random_state=0)
     est.fit(x[:, :40], names[:, :40])
     sets = est.predict_set(x[:, 40:])
     likely = est.predict_proba(x[:, 40:])
@@ -185,7 +185,7 @@ def test_sets_hold_the_label_as_often_as_promised_and_the_likeliest_always():
 def test_sets_of_lists_are_those_of_arrays():
     x, _ = data(12)
     labels = (x[:1] > 0).astype(int)
-    est = SequenceClassifier(cell="linear", n_lags=1, interval=0.9, random_state=0).fit(x, labels)
+    est = LagClassifier(n_lags=1, interval=0.9, random_state=0).fit(x, labels)
     lists = est.predict_set([x[:, n, : 50 + n] for n in range(12)])
     whole = est.predict_set(x)
     assert all(np.array_equal(s, whole[:, n, : 50 + n]) for n, s in enumerate(lists))

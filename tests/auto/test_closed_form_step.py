@@ -5,15 +5,15 @@ import pytest
 import torch
 from torch import nn
 
+from fluxutils_py.auto.closed_form_fit import FixedTask
+from fluxutils_py.auto.closed_form_step import ClosedFormStep
 from fluxutils_py.data import SequenceWindows
 from fluxutils_py.inputs import as_series
 from fluxutils_py.nn.closed_form_model import lag_model
 from fluxutils_py.nn.losses import as_loss
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.training import Loop
-from fluxutils_py.training.closed_form_fit import FixedTask
-from fluxutils_py.training.closed_form_step import ClosedFormStep
-from fluxutils_py.training.tensor_batches import TensorBatches
+from fluxutils_py.training.minibatch import TensorBatches
 
 F, N, T = 2, 7, 30
 

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from fluxutils_py.data.segments import Segments
+from fluxutils_py.estimator.fit_data import ReadData, within
+from fluxutils_py.estimator.fitted_parts import FitChoice
 from fluxutils_py.inputs.inputs import Inputs
-from fluxutils_py.inputs.targets import Targets
-from fluxutils_py.parallel import RankGroup
 
 # Steps in all, beyond which a large network learns from all it sees: it needs neither dropout nor a
 # trial.
@@ -81,102 +80,19 @@ class DataSize:
         return is_sequence and self.has_symbols and self.n_classes is not None
 
     @classmethod
-    def of(
-        cls,
-        inputs: Inputs,
-        segments: Segments,
-        targets: Targets,
-        n_classes: int | None,
-        ranks: RankGroup,
-    ) -> DataSize:
+    def of(cls, data: ReadData) -> DataSize:
+        """Return the size of data of all ranks, up to the last steps with a target."""
+        inputs = data.inputs
+        segments = within(inputs.segments(), data.counted)
         return cls(
             n_features=sum(s.F for s in inputs.series),
             n_series=len(segments),
             n_steps=int(segments.length.sum()),
             longest=segments.max_length,
-            per_series=targets.per_series,
-            n_classes=n_classes,
-            has_symbols=all(ranks.allgather(_reads_symbols(inputs))),
+            per_series=data.targets.per_series,
+            n_classes=None if data.classes is None else len(data.classes),
+            has_symbols=all(data.reader.gather(_reads_symbols(inputs))),
         )
-
-
-@dataclass(frozen=True)
-class FitChoice:
-    """What "auto" stands for in a fit. A file of an estimator holds it.
-
-    Attributes
-    ----------
-    cell : str
-        "kernels", "linear", "lstm", or "linear+lstm".
-    n_kernels : int
-        Features of the kernels.
-    n_lags : int
-    has_statistics : bool
-        Whether a linear model may use statistics of several spans.
-    has_means : bool
-        Whether a network sees exponential means.
-    class_weight : str or None
-    needs_trial : bool
-        Whether a fit on four fifths of the data is to find the gain first.
-    gain : float
-        Factor of what the network adds to the linear model.
-    hidden_size, lr, dropout, input_noise, max_updates, batchsize, seqsize
-        See :class:`fluxutils_py.SequenceRegressor`.
-    """
-
-    cell: str
-    n_kernels: int = 10_000
-    n_lags: int = 24
-    has_statistics: bool = True
-    has_means: bool = True
-    hidden_size: int = 48
-    lr: float = 5e-3
-    dropout: float = 0.3
-    input_noise: float = 0.1
-    max_updates: int = 600
-    batchsize: int = 16
-    seqsize: int | None = 64
-    class_weight: str | None = None
-    needs_trial: bool = False
-    gain: float = 1.0
-
-    @classmethod
-    def of(cls, cell: object, size: DataSize, *, is_fit: bool = True) -> FitChoice:
-        """Choose for data of this size.
-
-        ``cell`` is the argument of the estimator, "auto" or a choice of the user; unless
-        ``is_fit``, the data are only the first of many.
-        """
-        is_auto = isinstance(cell, str) and cell == "auto"
-        name = cell if isinstance(cell, str) else "a class"
-        if is_auto:
-            name = _cell_for(size, is_fit)
-        is_sum = name.startswith("linear+")
-        is_plenty = size.n_steps > PLENTY
-        network = ALONE
-        if is_plenty or size.has_labelled_symbols:
-            network = OF_PLENTY
-        elif is_sum:
-            network = BESIDE_LINEAR
-        windows = _windows_of(size, is_plenty)
-        return cls(
-            cell=name,
-            n_kernels=2_000 if size.n_series > MANY_SERIES else 10_000,
-            n_lags=min(size.longest, MOST_LAGS, max(1, MOST_FEATURES // size.n_features)),
-            has_statistics=size.longest > 1 and STATISTICS * size.n_features <= MOST_FEATURES,
-            has_means=size.longest > 1,
-            class_weight=_class_weight_for(size),
-            needs_trial=is_auto and is_sum and not is_plenty and size.n_steps >= LEAST_TRIAL,
-            **network,
-            **windows,
-        )
-
-    def describe(self, n_updates: int) -> str:
-        """Return a line that says what is fitted."""
-        if self.cell in ("kernels", "linear"):
-            return f"cell={self.cell!r}, fitted in closed form"
-        gain = f", which counts {self.gain:g}" if self.gain < 1 else ""
-        return f"cell={self.cell!r}{gain}, up to {n_updates} updates"
 
 
 # Settings of a network that learns alone, of one that adds to a linear model, and of one that sees
@@ -184,6 +100,37 @@ class FitChoice:
 ALONE: dict[str, Any] = {"hidden_size": 48, "lr": 1e-2, "dropout": 0.0, "input_noise": 0.0}
 BESIDE_LINEAR: dict[str, Any] = {"hidden_size": 48, "lr": 5e-3, "dropout": 0.3, "input_noise": 0.1}
 OF_PLENTY: dict[str, Any] = {**ALONE, "hidden_size": 128}
+
+
+def choose_model(cell: object, size: DataSize, *, is_fit: bool = True) -> FitChoice:
+    """Choose for data of this size.
+
+    ``cell`` is the argument of the estimator, "auto" or a choice of the user; unless
+    ``is_fit``, the data are only the first of many.
+    """
+    is_auto = isinstance(cell, str) and cell == "auto"
+    name = cell if isinstance(cell, str) else "a class"
+    if is_auto:
+        name = _cell_for(size, is_fit)
+    is_sum = name.startswith("linear+")
+    is_plenty = size.n_steps > PLENTY
+    network = ALONE
+    if is_plenty or size.has_labelled_symbols:
+        network = OF_PLENTY
+    elif is_sum:
+        network = BESIDE_LINEAR
+    windows = _windows_of(size, is_plenty)
+    return FitChoice(
+        cell=name,
+        n_kernels=2_000 if size.n_series > MANY_SERIES else 10_000,
+        n_lags=min(size.longest, MOST_LAGS, max(1, MOST_FEATURES // size.n_features)),
+        has_statistics=size.longest > 1 and STATISTICS * size.n_features <= MOST_FEATURES,
+        has_means=size.longest > 1,
+        class_weight=_class_weight_for(size),
+        needs_trial=is_auto and is_sum and not is_plenty and size.n_steps >= LEAST_TRIAL,
+        **network,
+        **windows,
+    )
 
 
 def _cell_for(size: DataSize, is_fit: bool) -> str:

@@ -11,12 +11,11 @@ from fluxutils_py.data import SampleWeight, SeriesArray
 from fluxutils_py.data.blocks import block_slices
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.inputs.inputs import Inputs
-from fluxutils_py.inputs.sharded_data import SeriesPool
-from fluxutils_py.inputs.targets import Targets
+from fluxutils_py.inputs.targets import SeriesReader, Targets
 
 
 def steps_to_learn_from(
-    inputs: Inputs, targets: Targets, weight: SampleWeight | None, pool: SeriesPool
+    inputs: Inputs, targets: Targets, weight: SampleWeight | None, reader: SeriesReader
 ) -> Segments | None:
     """Return all series, each up to its last step with a target and a weight; None if all end so.
 
@@ -26,7 +25,7 @@ def steps_to_learn_from(
     lengths = _lengths(own, targets.series, weight)
     whole = inputs.all_series()
     if inputs.shards is not None:
-        lengths = inputs.shards.in_common_order(pool.ranks.allgather(lengths))
+        lengths = inputs.shards.in_common_order(reader.gather(lengths))
     if (lengths == whole.length).all():
         return None
     return replace(whole, length=lengths)

@@ -10,7 +10,7 @@ from fluxutils_py.data import SampleWeight, SequenceWindows, SeriesArray, h5mmap
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.sequence_windows import WindowIndex
 from fluxutils_py.inputs import as_series
-from fluxutils_py.training.tensor_batches import TensorBatches
+from fluxutils_py.training.minibatch import TensorBatches
 
 CPU = torch.device("cpu")
 

@@ -1,0 +1,291 @@
+"""Fit a ready-made estimator: choose its model and calibrate its intervals by fits on a part of the
+data, and fit what has a closed form.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fluxutils_py.auto.calibrating import HeldOut
+from fluxutils_py.auto.choice_of_model import DataSize
+from fluxutils_py.auto.closed_form_fit import FixedTask, fit_fixed_parts
+from fluxutils_py.auto.closed_form_step import ClosedFormStep
+from fluxutils_py.auto.last_targets import steps_to_learn_from
+from fluxutils_py.errors import DataError, ShapeError, SpecError, warn
+from fluxutils_py.estimator.conformal import Calibration
+from fluxutils_py.estimator.fit_data import FitData, spec_of_call, whole_batchsize
+from fluxutils_py.estimator.fit_warnings import warn_one_class, warn_single_steps
+from fluxutils_py.estimator.fitted_parts import FitChoice
+from fluxutils_py.estimator.fitting import BegunFit, FitLoop, begun_fit, no_groups, train
+from fluxutils_py.estimator.same_fit import require_same_fit
+from fluxutils_py.estimator.spec import Settings
+from fluxutils_py.inputs.inputs import Inputs
+from fluxutils_py.nn.closed_form_model import closed_form_parts, is_closed_form
+from fluxutils_py.nn.model_windows import takes_gaps
+from fluxutils_py.nn.ready_made import LinearPlusNetwork
+from fluxutils_py.nn.states import reset
+from fluxutils_py.parallel import RankGroup
+from fluxutils_py.reporting.progress import say_stage
+from fluxutils_py.training.window_step import evaluate_windows
+
+TRIAL_FRACTION = 0.2
+FEW_SERIES = 9  # of which a trial holds out the ends, not whole ones
+CLEARLY = 0.97  # of the loss of the linear model, below which a network is worth it
+GAINS = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+
+def run_auto_fit(est: Any, *series: Any, groups: object = None, **call: Any) -> None:
+    """Fit a ready-made estimator; the arguments are those of :func:`begun_fit`."""
+    is_fit = call.get("is_fit", False)
+    continues = call["resume"] and hasattr(est, "model_")
+    _require_whole_fit(est, is_fit and not continues, sharded=series[-1])
+    if continues and not is_fit and is_closed_form(est.model_):
+        call["resume"] = continues = _begin_anew(est)
+    with begun_fit(est, *series, **call) as begun:
+        data = begun.data
+        counted = steps_to_learn_from(data.inputs, data.targets, data.weight, data.reader)
+        begun = replace(begun, data=replace(data, counted=counted))
+        settings = begun.settings if continues else choose(begun, groups)
+        calibration = None
+        calibrates = settings.interval is not None
+        if calibrates and not _holds_out(begun, settings):
+            line = "fitting on a part, to calibrate the interval on the rest"
+            say_stage(settings.verbose, begun.ranks, line)
+            calibration = _calibration_by_trial(settings, begun, groups)
+        loop = ReadyMadeLoop(begun, begun.cut(settings), groups)
+        if loop.is_closed and not is_fit:
+            raise _no_partial_fit(est)
+        train(begun, loop)
+        if calibrates:
+            if calibration is None:
+                calibration = _calibration_of(begun, loop)
+            est.fitted_parts_ = replace(est.fitted_parts_, calibration=calibration)
+
+
+def _require_whole_fit(est: Any, is_whole: bool, *, sharded: bool) -> None:
+    """Raise SpecError if an interval is asked for that no held-out data can calibrate."""
+    if est.interval is None:
+        return
+    if not is_whole:
+        raise SpecError(
+            "interval is calibrated on data that a whole fit holds out: a fit that continues has "
+            "seen all; set interval=None, and give calibration=(x, y) to stream"
+        )
+    if sharded:
+        raise SpecError(
+            "interval and sharded=True: set interval=None, or give each rank all series"
+        )
+
+
+def _begin_anew(est: Any) -> bool:
+    """Warn that a ``partial_fit`` cannot continue a closed form, and return False.
+
+    Raises
+    ------
+    SpecError
+        If the user has chosen the closed form.
+    """
+    chosen = est.fitted_parts_.choice
+    if est.cell != "auto" or chosen is None:
+        raise _no_partial_fit(est)
+    warn(
+        f"partial_fit begins anew, with a network: the model of the fit before, "
+        f"cell_={chosen.cell!r}, learns from all data at once; set cell='lstm' before fit to "
+        "continue it"
+    )
+    return False
+
+
+def _no_partial_fit(est: Any) -> SpecError:
+    return SpecError(
+        f"partial_fit: a {type(est).__name__} with cell={est.cell!r} is fitted in closed form, on "
+        "all data at once; call fit, or choose another cell"
+    )
+
+
+class ReadyMadeLoop(FitLoop):
+    """The loop of a ready-made model: what is in closed form is fitted first, or alone."""
+
+    def __init__(
+        self,
+        begun: BegunFit,
+        data: FitData,
+        groups: object = None,
+        rng: np.random.Generator | None = None,
+    ) -> None:
+        self._groups = groups
+        if rng is None:
+            super().__init__(data, begun.ranks, begun.rng, begun.earlier)
+        else:
+            super().__init__(data, begun.ranks, rng)
+        self.is_closed = is_closed_form(self.model)
+        if self.is_closed:
+            self.passes = [self.windows]
+            self.epochs = 1
+
+    def new_step(self, ranks: RankGroup) -> Any:
+        of_whole_series = any(part.is_of_whole_series for part in closed_form_parts(self.model))
+        if of_whole_series and not self.data.codec.per_series:
+            raise SpecError(
+                "cell='kernels' describes whole series, but y has a target at each step; use "
+                "another cell, such as 'lstm' or 'linear'"
+            )
+        if self._groups is not None and not any(closed_form_parts(self.model)):
+            raise no_groups()
+        classes = self.data.codec.classes
+        n_classes = None if classes is None else len(classes)
+        groups = read_groups(self._groups, self.data.inputs)
+        self.task = FixedTask(n_classes, self.data.codec.per_series, groups)
+        if not is_closed_form(self.model):
+            return super().new_step(ranks)
+        return ClosedFormStep(
+            self.model, self.data.loss, self.optimizer, comm=ranks, task=self.task
+        )
+
+    def _attach_progress(self, progress: Any) -> None:
+        super()._attach_progress(progress)
+        if not self.resume:
+            chosen = self.data.settings.choice.describe(self.n_updates)
+            self.hooks.add("start", lambda loop: progress.say(chosen), name="choice")
+
+    def warn(self, *, is_first: bool) -> None:
+        if not self.is_closed:
+            super().warn(is_first=is_first)
+            return
+        warn_single_steps(self.data.inputs, self.model)
+        warn_one_class(self.data.codec.classes)
+
+    def prepare(self) -> None:
+        verbose = self.data.settings.verbose
+        ranks = self.ranks
+        if self.is_closed:  # its step does all
+            say_stage(verbose, ranks, "fitting in closed form")
+            return
+        if any(closed_form_parts(self.model)):
+            say_stage(verbose, ranks, "fitting the linear model, then the network")
+        if takes_gaps(self.model):
+            fit_fixed_parts(self.model, self.windows, ranks, self.task)
+
+
+def read_groups(groups: object, inputs: Inputs) -> np.ndarray | None:
+    """Return a number from 0 for each series: that of its group.
+
+    Raises
+    ------
+    ShapeError, DataError
+        If there is not one group for each series.
+    """
+    if groups is None:
+        return None
+    given = np.asarray(groups)
+    if given.shape != (inputs.N,):
+        raise ShapeError(
+            f"groups must have one entry for each of the {inputs.N} series, got the shape "
+            f"{given.shape}"
+        )
+    if inputs.shards is not None:
+        raise DataError("groups and sharded=True: each rank knows the groups of its series alone")
+    return np.unique(given, return_inverse=True)[1].astype(np.int64)
+
+
+# -- trials ----------------------------------------------------------------------------------------
+
+
+def choose(begun: BegunFit, groups: object) -> Settings:
+    """Return the settings of the model that is chosen for the data, after a trial if need be."""
+    est: Any = begun.est
+    choice = est.choose(DataSize.of(begun.data), begun.data.is_fit)
+    settings: Settings = est.settings_of(choice)
+    if choice.needs_trial:
+        line = "trying the network on a part of the data that is held out"
+        say_stage(settings.verbose, begun.ranks, line)
+        settings = est.settings_of(_choice_after_trial(settings, begun, choice, groups))
+    return settings
+
+
+def _choice_after_trial(
+    settings: Settings, begun: BegunFit, choice: FitChoice, groups: object
+) -> FitChoice:
+    """Return the choice with the gain of the network that does best on data that are held out.
+
+    They are the last fifth of few series, or a fifth of many. Where the network adds nothing, the
+    choice is the linear model alone.
+    """
+    held_out, loop = fit_of_part(begun, settings, FEW_SERIES, groups)
+    assert held_out.validation is not None
+    model = loop.model
+    ranks = begun.ranks
+    windows = held_out.validation.changed(gap_value=math.nan)
+    validation = loop.on_device(windows, ranks)
+    losses = {}
+    sums = [module for module in model.modules() if isinstance(module, LinearPlusNetwork)]
+    for gain in GAINS:
+        for module in sums:
+            module.gain = gain
+        losses[gain] = evaluate_windows(
+            model, held_out.loss, validation, ranks, held_out.spec.precision
+        )
+    best = min(losses, key=lambda gain: math.inf if math.isnan(losses[gain]) else losses[gain])
+    if not losses[best] < CLEARLY * losses[0.0]:
+        best = 0.0
+    cell = choice.cell if best > 0 else "linear"
+    return replace(choice, cell=cell, gain=best, needs_trial=False)
+
+
+def _holds_out(begun: BegunFit, settings: Settings) -> bool:
+    """Return whether the fit itself has data that it does not learn from."""
+    return begun.data.validation_data is not None or settings.early_stopping
+
+
+def _calibration_of(begun: BegunFit, loop: FitLoop) -> Calibration:
+    """Return the errors of a model on the data that its fit held out."""
+    data = loop.data
+    assert data.validation is not None
+    whole = data.inputs.segments()
+    if begun.data.validation_data is not None:
+        whole = data.validation.segments
+    return HeldOut(data.validation, whole, data.codec, data.spec).calibration(loop.model)
+
+
+def _calibration_by_trial(settings: Settings, begun: BegunFit, groups: object) -> Calibration:
+    """Return the errors, on a part of the data, of a model that was fitted on the rest."""
+    few = FEW_SERIES
+    if begun.data.targets.per_series:
+        few = 0  # the end of a series has its target: whole series are held out
+        if begun.data.inputs.N < 2:
+            raise DataError(
+                "interval: one series with one target cannot be held out; give more series, or "
+                "validation_data"
+            )
+    held_out, loop = fit_of_part(begun, settings, few, groups)
+    assert held_out.validation is not None
+    whole = held_out.inputs.segments()
+    part = HeldOut(held_out.validation, whole, held_out.codec, held_out.spec)
+    return part.calibration(loop.model)
+
+
+def fit_of_part(
+    begun: BegunFit, settings: Settings, few: int, groups: object = None
+) -> tuple[FitData, FitLoop]:
+    """Fit a model on all but the last fifth of few series, or a fifth of many.
+
+    Return the data, whose ``validation`` is the rest, and the loop, done. The estimator and
+    its generator stay as they are.
+    """
+    trial = replace(settings, callbacks=None, verbose=False)
+    spec = replace(spec_of_call(trial, begun.epochs, begun.data.is_fit), patience=None)
+    batchsize = whole_batchsize(trial, begun.ranks.size, begun.saved)
+    split = begun.data.split(TRIAL_FRACTION, begun.seed, few)
+    held_out = begun.data.cut(trial, spec, batchsize, split)
+    fitted = replace(held_out, validation=None)
+    loop = ReadyMadeLoop(begun, fitted, groups, np.random.default_rng(begun.seed))
+    require_same_fit(loop)
+    with loop.surroundings():
+        loop.prepare()
+        loop.run_epochs(loop.passes, loop.epochs)
+    reset(loop.model).eval()
+    return held_out, loop

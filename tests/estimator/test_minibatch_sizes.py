@@ -1,0 +1,99 @@
+"""What ``batchsize`` counts on several ranks, and what a checkpoint changes."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from fluxutils_py import Estimator, EstimatorClassifier, SequenceRegressor
+from fluxutils_py.data.segments import Segments
+from fluxutils_py.errors import SpecError
+from fluxutils_py.estimator.fit_data import (
+    describe_minibatches,
+    minibatch_size,
+    whole_batchsize,
+)
+
+
+def settings_of(scaling, batchsize):
+    spec = {"epochs": 1, "batchsize": batchsize, "seqsize": 5}
+    return Estimator(spec=spec, scaling=scaling).resolved_params()
+
+
+def size(scaling="weak", batchsize=8, n_ranks=1, saved=None):
+    return whole_batchsize(settings_of(scaling, batchsize), n_ranks, saved)
+
+
+def saved(scaling="weak", batchsize=8, n_ranks=1, saved=None):
+    windows = SimpleNamespace(batchsize=size(scaling, batchsize, n_ranks, saved))
+    return minibatch_size(settings_of(scaling, batchsize), windows)
+
+
+def described(rows, scaling="weak", n_ranks=1, saved=None, shards=None):
+    whole = size(scaling, 8, n_ranks, saved)
+    windows = SimpleNamespace(batchsize=whole, segments=rows, shards=shards)
+    return describe_minibatches(settings_of(scaling, 8), windows, n_ranks)
+
+
+def test_weak_counts_the_series_of_a_rank_and_strong_those_of_all():
+    assert [size(scaling, 8, 3) for scaling in ("weak", "strong")] == [24, 8]
+    for kind in (Estimator, EstimatorClassifier):
+        assert kind().scaling == "weak"
+        assert kind(scaling="strong").resolved_params().scaling == "strong"
+    assert SequenceRegressor().resolved_params().scaling == "strong"
+
+
+@pytest.mark.parametrize("scaling", ["Weak", None, 2])
+def test_any_other_scaling_is_an_error(scaling):
+    with pytest.raises(SpecError, match=r"^scaling .*'weak' .*'strong' .*got "):
+        size(scaling)
+
+
+def test_the_minibatch_of_a_checkpoint_stays_whatever_the_number_of_ranks():
+    assert size(n_ranks=3, saved=saved(n_ranks=2)) == 16
+    assert size(n_ranks=3, saved=saved()) == 8
+    once = saved(n_ranks=3, saved=saved(n_ranks=2))
+    assert size(n_ranks=3, saved=once) == 16  # on as many ranks as the last, too
+
+
+def test_the_same_minibatch_written_otherwise_is_the_same():
+    assert size(batchsize=4, n_ranks=4, saved=saved(n_ranks=2)) == 16
+    assert size("strong", 16, 3, saved(n_ranks=2)) == 16
+
+
+def test_another_batchsize_is_not_taken_for_that_of_the_checkpoint():
+    assert size(batchsize=4, n_ranks=2, saved=saved(n_ranks=2)) == 8
+    assert size("strong", 8, 2, saved(n_ranks=2)) == 8
+    assert size("weak", 8, 2, saved(scaling="strong", n_ranks=2)) == 16
+
+
+def test_the_line_for_the_user():
+    many = Segments.from_lengths(40, 9)
+    assert described(many) is None
+    assert described(many, n_ranks=4) == (
+        "4 ranks train on minibatches of 32 series, 8 on each rank (batchsize=8, scaling='weak')"
+    )
+    assert described(many, "strong", 3) == (
+        "3 ranks train on minibatches of 8 series, 2 or 3 on each rank (batchsize=8, "
+        "scaling='strong')"
+    )
+    assert described(many, n_ranks=3, saved=saved(n_ranks=2)) == (
+        "3 ranks train on minibatches of 16 series, 5 or 6 on each rank (batchsize=8, "
+        "scaling='weak', which continues with the 16 of its checkpoint)"
+    )
+    assert described(many, saved=saved(n_ranks=2)) == (
+        "this process trains on minibatches of 16 series (batchsize=8, scaling='weak', which "
+        "continues with the 16 of its checkpoint)"
+    )
+    few = Segments.from_lengths(2, 9)
+    assert described(few, "strong", 3) == (
+        "3 ranks train on minibatches of all 2 series, 0 or 1 on each rank (batchsize=8, "
+        "scaling='strong')"
+    )
+    assert described(few.fold(8), "strong", 3) == (
+        "3 ranks train on minibatches of all 8 pieces of series, 2 or 3 on each rank (batchsize=8, "
+        "scaling='strong')"
+    )
+    assert described(many, n_ranks=3, shards=object()) == (
+        "3 ranks train on minibatches of 24 series, each rank on its own (batchsize=8, "
+        "scaling='weak')"
+    )
