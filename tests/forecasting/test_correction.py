@@ -44,7 +44,7 @@ def fitted(request, small):
         make_frame(90)
     )
     assert fc.correction_ is not None
-    fc._keep(replace(fc.state_, correction=odd_correction()), fc._origin)
+    fc.state_ = replace(fc.state_, correction=odd_correction())
     return fc
 
 
