@@ -67,8 +67,8 @@ def no_kernels(session: nox.Session) -> None:
     LIBRARY.unlink(missing_ok=True)  # of another session in this clone
     session.install("-e", ".[test]", env=WITHOUT_KERNELS)
     program = (
-        "import warnings; from fluxutils_py.nn.kernels import library\n"
-        "with warnings.catch_warnings(record=True) as caught: assert library() is None\n"
+        "import warnings; from fluxutils_py.nn.kernels.library import library_in_use\n"
+        "with warnings.catch_warnings(record=True) as caught: assert library_in_use() is None\n"
         "assert 'FLUXUTILS_KERNELS=0' in str(caught[0].message)"
     )
     session.run("python", "-c", program)

@@ -40,8 +40,8 @@ from sklearn.linear_model import Ridge
 from sklearn.metrics import roc_auc_score
 
 from fluxutils_py import SequenceRegressor
-from fluxutils_py.estimator import residual_model
-from fluxutils_py.estimator.residual_model import ResidualModel
+from fluxutils_py.estimator.streams import residual_model
+from fluxutils_py.estimator.streams.residual_model import ResidualModel
 
 FILES = {
     "ambient": "ambient_temperature_system_failure",

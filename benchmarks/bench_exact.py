@@ -27,7 +27,7 @@ from torch import nn
 
 from fluxutils_py import Estimator, Spec, truncate
 from fluxutils_py.nn import LRU, MinGRU, MinLSTM
-from fluxutils_py.nn.sensitivities import carrying_sensitivities
+from fluxutils_py.nn.states import carrying_sensitivities
 from fluxutils_py.training import StopTraining
 
 SHAPES = {  # F, B, S, H

@@ -20,7 +20,8 @@ import torch
 from common import Report, Table, interleaved, median, parse, parser, ratios, spread
 from torch import Tensor, nn
 
-from fluxutils_py.nn import Recur, kernels, native_kernels
+from fluxutils_py.nn import Recur, native_kernels
+from fluxutils_py.nn.kernels import library as kernels
 
 # F, H, B, S
 SHAPES = [
@@ -97,7 +98,7 @@ def main() -> None:
     args = parse(made)
     torch.set_num_threads(1)
     report = Report(__doc__, args)
-    if kernels.library() is None:
+    if kernels.library_in_use() is None:
         report.leave_out("native kernels", kernels.kernels_in_use())
         return
     seconds = 0.001 if args.quick else 0.1

@@ -14,7 +14,9 @@ FOLDERS = [
         "saving",
         "forecasting",
         "explaining",
+        "auto",
         "estimator",
+        "estimator/streams",
         "transformers",
         "gomlx",
         "bobbin",
@@ -25,7 +27,7 @@ FOLDERS = [
         "exporting",
         "steps",
     ),
-    *("reporting", "parallel", "nn", "data", "data/hdf5", ""),
+    *("reporting", "parallel", "nn", "nn/kernels", "data", "data/hdf5", ""),
 ]
 SECTION = re.compile(r"(?<=^## Files\n\n).*?(?=^## )", re.DOTALL | re.MULTILINE)
 

@@ -28,9 +28,16 @@ from fluxutils_py.explaining import explain
 from fluxutils_py.frames import from_frame
 from fluxutils_py.nn.losses import seqloss
 from fluxutils_py.nn.ops import bmm
-from fluxutils_py.nn.parameters import namedparams, notrack, weights
+from fluxutils_py.nn.parameters import (
+    grad2net,
+    namedparams,
+    net2grad,
+    net2vec,
+    notrack,
+    vec2net,
+    weights,
+)
 from fluxutils_py.nn.states import loadstates, reset, states, truncate
-from fluxutils_py.nn.vectors import grad2net, net2grad, net2vec, vec2net
 from fluxutils_py.saving import card, load, save
 from fluxutils_py.transformers import (
     SequenceFeatures,

@@ -8,7 +8,7 @@ import platform
 
 import torch
 
-from fluxutils_py.nn.kernels import kernels_in_use, n_threads
+from fluxutils_py.nn.kernels.library import kernels_in_use, n_threads
 
 PACKAGES = ("fluxutils_py", "torch", "scikit-learn", "numpy", "h5py", "mpi4py")
 

@@ -11,12 +11,12 @@ import torch
 import fluxutils_py
 from fluxutils_py import SequenceRegressor
 from fluxutils_py.nn import GRU, LSTM, MinLSTM
-from fluxutils_py.nn.kernels import library, native_kernels
+from fluxutils_py.nn.kernels.library import library_in_use, native_kernels
 
 
 def main() -> None:
     fluxutils_py.show_versions()
-    assert library() is not None, "the wheel has no kernels, or they cannot be loaded here"
+    assert library_in_use() is not None, "the wheel has no kernels, or they cannot be loaded here"
     for layer in (LSTM(3, 20), GRU(3, 20), MinLSTM(3, 20)):
         x = torch.randn(17, 11, 3)
         outputs = []

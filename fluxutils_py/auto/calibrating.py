@@ -11,8 +11,8 @@ from torch import nn
 from fluxutils_py.data import SequenceWindows
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import ShapeError, SpecError
-from fluxutils_py.estimator.conformal import Calibration
 from fluxutils_py.estimator.spec import Spec
+from fluxutils_py.estimator.streams.conformal import Calibration
 from fluxutils_py.inputs.target_codec import TargetCodec
 from fluxutils_py.training.predictor import Predictor
 

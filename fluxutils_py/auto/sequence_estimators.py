@@ -20,11 +20,11 @@ from fluxutils_py.auto.choice_of_model import DataSize, choose_model
 from fluxutils_py.auto.trial_fits import run_auto_fit
 from fluxutils_py.errors import SpecError
 from fluxutils_py.estimator.building import require_single_input_and_output
-from fluxutils_py.estimator.conformal import Calibration, check_level
 from fluxutils_py.estimator.estimator import Estimator
 from fluxutils_py.estimator.fitted_parts import FitChoice, FittedParts
 from fluxutils_py.estimator.nested_parameters import View, view
 from fluxutils_py.estimator.spec import NAMES, Settings, Spec, explains_arguments, read_spec
+from fluxutils_py.estimator.streams.conformal import Calibration, check_level
 from fluxutils_py.estimator.typed_estimators import EstimatorClassifier, EstimatorRegressor
 from fluxutils_py.inputs.target_codec import TargetScale
 from fluxutils_py.nn import (

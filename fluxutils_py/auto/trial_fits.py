@@ -16,13 +16,13 @@ from fluxutils_py.auto.closed_form_fit import FixedTask, fit_fixed_parts
 from fluxutils_py.auto.closed_form_step import ClosedFormStep
 from fluxutils_py.auto.last_targets import steps_to_learn_from
 from fluxutils_py.errors import DataError, ShapeError, SpecError, warn
-from fluxutils_py.estimator.conformal import Calibration
 from fluxutils_py.estimator.fit_data import FitData, spec_of_call, whole_batchsize
 from fluxutils_py.estimator.fit_warnings import warn_one_class, warn_single_steps
 from fluxutils_py.estimator.fitted_parts import FitChoice
 from fluxutils_py.estimator.fitting import BegunFit, FitLoop, begun_fit, no_groups, train
 from fluxutils_py.estimator.same_fit import require_same_fit
 from fluxutils_py.estimator.spec import Settings
+from fluxutils_py.estimator.streams.conformal import Calibration
 from fluxutils_py.inputs.inputs import Inputs
 from fluxutils_py.nn.closed_form_model import closed_form_parts, is_closed_form
 from fluxutils_py.nn.model_windows import takes_gaps

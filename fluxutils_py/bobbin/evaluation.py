@@ -21,9 +21,8 @@ from fluxutils_py.bobbin.treejson import (
     write_pytree_json_file,
 )
 from fluxutils_py.errors import DataError, warn
-from fluxutils_py.nn.parameters import module_of
 from fluxutils_py.nn.seeding import gpus_of
-from fluxutils_py.nn.states import evaluating, reset
+from fluxutils_py.nn.states import evaluating, module_of, reset
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.reporting.multi_directory_writer import MultiDirectorySummaryWriter
 from fluxutils_py.training.best_model import BestModel

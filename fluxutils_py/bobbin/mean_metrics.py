@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fluxutils_py.bobbin.evaluation import EvalTask
 from fluxutils_py.bobbin.results import EvalResults
-from fluxutils_py.nn.parameters import module_of
+from fluxutils_py.nn.states import module_of
 from fluxutils_py.reporting.writers import Writer, with_torch_names
 from fluxutils_py.training.minibatch import as_minibatch
 from fluxutils_py.training.running_metrics import MeanMetric, n_elements

@@ -165,6 +165,42 @@ def with_read_dtype(array: Any, name: str) -> Any:
     return array if dtype == declared else AsRead(array, dtype)
 
 
+# -- what users give -----------------------------------------------------------------------------
+
+TIME_FIRST = ": arrays (T_i, F) become so by a.T"
+
+
+def is_list_of_series(value: object) -> bool:
+    """Whether a value is a list of arrays, one per series; nested lists are one array."""
+    if not isinstance(value, list) or not value:
+        return False
+    shapes = [tuple(getattr(a, "shape", ())) for a in value]
+    if not all(shapes):  # a number, or a nested list
+        return False
+    return any(len(shape) > 1 for shape in shapes) or len(set(shapes)) > 1
+
+
+def require_list_of_series(value: Any, name: str) -> None:
+    """Raise ShapeError if series (F, T_i) are in a tuple, which means several inputs, or in an
+    array of objects, and not in a list.
+    """
+    shape = getattr(value, "shape", ())
+    is_of_objects = len(shape) == 1 and getattr(value, "dtype", None) == np.dtype(object)
+    if not (is_of_objects or isinstance(value, tuple)):
+        return
+    if not hasattr(next(iter(value), None), "shape"):  # labels, of which there may be millions
+        return
+    arrays = list(value)
+    several_inputs = any(len(getattr(a, "shape", ())) > 2 for a in arrays)
+    if is_list_of_series(arrays) and (is_of_objects or not several_inputs):
+        kind = "an array of objects" if is_of_objects else "a tuple"
+        raise ShapeError(
+            f"{name} is {kind} that holds {len(arrays)} arrays, the first of shape "
+            f"{tuple(arrays[0].shape)}; series of different lengths are a list of arrays (F, T_i): "
+            f"list({name})"
+        )
+
+
 WAYS = '.float(), .to_dense(), .toarray(), .compute(), .to_pandas() or ["name"]'
 
 

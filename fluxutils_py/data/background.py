@@ -157,7 +157,7 @@ class BackgroundDataLoader(Generic[T]):
         self._threads: list[threading.Thread] = []
         try:
             for i in range(count):
-                worker = _Worker(
+                worker = threading.Thread(
                     target=self._work_loop,
                     args=(requests, ref),
                     name=f"BackgroundDataLoader-{i}",
@@ -165,6 +165,7 @@ class BackgroundDataLoader(Generic[T]):
                 )
                 worker.start()
                 self._threads.append(worker)
+                _all_threads.add(worker)
         except BaseException:  # no more threads to be had
             _stop_workers(requests, count)
             raise
@@ -374,10 +375,6 @@ class BackgroundDataLoader(Generic[T]):
             )
 
 
-class _Worker(threading.Thread):
-    """A thread of a loader; a separate class, so that the exit handler finds it."""
-
-
 def _stop_workers(requests: Requests, workers: int) -> None:
     for _ in range(workers):
         requests.put(None)
@@ -396,6 +393,7 @@ def _one_argument(item: S) -> tuple[S]:
 
 
 _open_loaders: weakref.WeakSet[BackgroundDataLoader] = weakref.WeakSet()
+_all_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # of dropped loaders too
 
 
 @atexit.register
@@ -403,6 +401,5 @@ def _close_at_exit() -> None:
     for loader in list(_open_loaders):
         loader.close(wait=False)
     deadline = time.monotonic() + EXIT_WAIT_S
-    for thread in threading.enumerate():
-        if isinstance(thread, _Worker):
-            thread.join(max(0.0, deadline - time.monotonic()))
+    for thread in list(_all_threads):
+        thread.join(max(0.0, deadline - time.monotonic()))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, overload
 
 import numpy as np
 
-from fluxutils_py.data.arrays import in_memory, is_tensor, with_shape
+from fluxutils_py.data.arrays import in_memory, is_tensor, read_block, with_shape
 from fluxutils_py.data.indexing import Index
-from fluxutils_py.data.lazy import DerivedArray
+from fluxutils_py.data.lazy import LazyArray
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.series import SeriesArray
 from fluxutils_py.errors import DataError, ShapeError
@@ -90,48 +91,20 @@ def rebatch(
     return tuple(_fold_array(a, batchsize, fill) for a in arrays)
 
 
-class FoldedArray(DerivedArray):
-    """The folds of an array that is too large to copy, read when indexed; made by :func:`rebatch`.
-
-    Results of indexing may be views of the array: do not write to them. ``np.asarray`` reads
-    everything.
-
-    Parameters
-    ----------
-    x : array of shape (F, N, T)
-    batchsize : int
-    fill : float or None
-        The last value of shorter folds; None only if all folds have one length.
-
-    Attributes
-    ----------
-    shape : (F, N * n, ceil(T / n))
-    dtype : numpy.dtype
-        That of ``x``.
-    """
-
-    def __init__(
-        self,
-        x: Any,
-        batchsize: int,
-        fill: float | None,
-    ) -> None:
-        self._series = SeriesArray(x, "x")
-        self.source = self._series.array
-        whole = Segments.from_lengths(self._series.N, self._series.T)
-        self._segments = whole.fold(batchsize)
-        self._fill = fill
-        self.shape = (self._series.F, len(self._segments), self._segments.max_length)
-        self.dtype = self._series.dtype
-
-    def read_stretch(self, series: Index, steps: range) -> np.ndarray:
-        segments = self._segments[np.asarray(series)]
-        block = self._series.read(segments, steps.start, steps.stop)
-        block = block.transpose(2, 1, 0)  # (F, B, S)
-        live = segments.step_mask(steps.start, steps.stop)
-        if live is None:
-            return block
-        return np.where(live.T, block, self.dtype.type(self._fill))
+def _read_folds(
+    folds: Segments, fill: np.generic, x: Any, series: Index, steps: range
+) -> np.ndarray:
+    """Read some folds of an array (F, N, T), with ``fill`` as the last value of shorter ones."""
+    rows = folds[np.asarray(series)]
+    n_features, _, n_steps = x.shape
+    out = np.full((n_features, len(rows), len(steps)), fill, fill.dtype)
+    for which, part in rows.groups_by_start:
+        begin = int(part.start[0])
+        these = range(begin + steps.start, min(begin + steps.stop, n_steps))
+        block = read_block(x, range(n_features), part.series, these)
+        out[:, which, : len(these)] = block
+    live = rows.step_mask(steps.start, steps.stop)
+    return out if live is None else np.where(live.T, out, fill)
 
 
 def _fold_array(
@@ -158,7 +131,15 @@ def _fold_array(
         raise ShapeError(
             f"rebatch takes arrays that are not in memory as (F, N, T), got shape {shape}"
         )
-    return FoldedArray(x, batchsize, fill)
+    array = SeriesArray(x, "x")
+    folds = Segments.from_lengths(array.N, array.T).fold(batchsize)
+    filling = array.dtype.type(fill or 0)  # None: all folds have one length
+    return LazyArray(
+        array.array,
+        reader=partial(_read_folds, folds, filling),
+        shape=(array.F, len(folds), folds.max_length),
+        dtype=array.dtype,
+    )
 
 
 def _merges_without_copy(x: Any) -> bool:

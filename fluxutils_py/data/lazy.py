@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import h5py
@@ -16,59 +17,20 @@ from fluxutils_py.data.arrays import (
     is_nonblocking,
     read_block,
 )
-from fluxutils_py.data.hdf5.datasets import locate_dataset, open_located
+from fluxutils_py.data.hdf5.datasets import require_open
+from fluxutils_py.data.hdf5.h5lazy import H5Lazy
 from fluxutils_py.data.hdf5.h5map import H5Map
-from fluxutils_py.data.hdf5.opening import current_identity, identity_of
+from fluxutils_py.data.hdf5.opening import describe, identity_of
 from fluxutils_py.data.indexing import Index, as_key, compose_index
 from fluxutils_py.errors import DataError
 
 Function = Callable[[np.ndarray], np.ndarray]
 Functions = tuple[Function, ...]
 FunctionOfPlaces = Callable[[np.ndarray, Index, Index], np.ndarray]
+Reader = Callable[[Any, Index, range], np.ndarray]
 
 
-class DerivedArray(DuckArray):
-    """An array that is computed from another one, ``source``, when it is indexed.
-
-    A subclass defines :meth:`read`, or :meth:`read_stretch` if it is computed for stretches of
-    consecutive steps of arrays (F, N, T). It may be pickled: a source in a file goes as the file's
-    name. Names of features are those of the source.
-    """
-
-    source: Any
-
-    @property
-    def nonblocking(self) -> bool:  # type: ignore[override]  # as the source now is
-        return is_nonblocking(self.source)
-
-    @property
-    def feature_names(self) -> tuple[str, ...] | None:
-        return get_feature_names(self.source)
-
-    def __repr__(self) -> str:
-        return f"{super().__repr__()[:-1]}, of {type(self.source).__name__})"
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"source": as_picklable(self.source)}
-
-    def read_stretch(self, series: Index, steps: range) -> np.ndarray:
-        """Return all features of some series and consecutive steps."""
-        raise NotImplementedError
-
-    def read(self, *index: Index) -> np.ndarray:
-        features, series, steps = index
-        if len(series) == 0 or len(steps) == 0:
-            return np.empty([len(places) for places in index], self.dtype)
-        t = np.asarray(steps)
-        stretch = range(int(t.min()), int(t.max()) + 1)
-        block = self.read_stretch(series, stretch)
-        # else the steps are the stretch itself, and the block may stay a view
-        if len(t) < len(stretch) or t[0] > stretch.start:
-            block = block[:, :, t - stretch.start]
-        return block[as_key(features)]
-
-
-class LazyArray(DerivedArray):
+class LazyArray(DuckArray):
     """Some series and steps of another array, with functions applied on reading.
 
     It takes indices as NumPy does, one array of indices at most, and returns NumPy arrays, which
@@ -87,6 +49,12 @@ class LazyArray(DerivedArray):
     at : callable, optional
         Applied after the functions to the block and the series and steps of the source that are in
         it: ``at(block, series, steps)`` returns a block of the same shape.
+    reader : callable, optional
+        Reads the source in place of slices of it, for what depends on other steps too:
+        ``reader(source, series, steps)`` returns a block of consecutive steps, a range, with all
+        features. A method of an object with ``keeps_features = True`` keeps features in place.
+    shape : tuple of int, optional
+        What a ``reader`` makes of the shape of the source.
     dtype : dtype, optional
         That of the result, if functions and ``at`` keep F. By default it is what the functions
         make of zeros.
@@ -107,12 +75,15 @@ class LazyArray(DerivedArray):
         functions: Functions = (),
         *,
         at: FunctionOfPlaces | None = None,
+        reader: Reader | None = None,
+        shape: tuple[int, ...] | None = None,
         dtype: DTypeLike | None = None,
     ) -> None:
         self.source = source
         self.functions = functions
         self.at = at
-        n_features, *n_series, n_steps = source.shape
+        self.reader = reader
+        n_features, *n_series, n_steps = source.shape if shape is None else shape
         self.series: Index = range(*n_series or [1]) if series is None else series
         self.steps: Index = range(n_steps) if steps is None else steps
         if dtype is None:
@@ -125,20 +96,52 @@ class LazyArray(DerivedArray):
             self.shape = (n_features, len(self.steps))
 
     @property
+    def nonblocking(self) -> bool:  # type: ignore[override]  # as the source now is
+        return is_nonblocking(self.source)
+
+    @property
+    def keeps_features(self) -> bool:
+        """Whether each feature is in its place in the source, and in the source's own source."""
+        functions: Sequence[Callable[..., np.ndarray]] = self.functions
+        if self.reader is not None:
+            functions = (self.reader, *functions)
+        return preserve_features(functions) and getattr(self.source, "keeps_features", True)
+
+    @property
     def feature_names(self) -> tuple[str, ...] | None:
-        return super().feature_names if preserve_features(self.functions) else None
+        return get_feature_names(self.source) if self.keeps_features else None
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()[:-1]}, of {type(self.source).__name__})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"source": as_picklable(self.source)}
 
     def read(self, *index: Index) -> np.ndarray:
+        if 0 in map(len, index):
+            return np.empty([len(places) for places in index], self.dtype)
         features, *of_series, of_steps = index
         series = [compose_index(self.series, which) for which in of_series]
         steps = compose_index(self.steps, of_steps)
-        # a function may need all features
-        block = read_block(self.source, range(self.source.shape[0]), *series, steps)
+        if self.reader is not None:
+            block = self._read_stretch(self.reader, series[0], steps)
+        else:  # a function may need all features
+            block = read_block(self.source, range(self.source.shape[0]), *series, steps)
         block = self._apply_all(block if series else block[:, None])
         if self.at is not None:
             block = self.at(block, series[0] if series else self.series, steps)
         block = block[as_key(features)]
         return block if series else block[:, 0]
+
+    def _read_stretch(self, reader: Reader, series: Index, steps: Index) -> np.ndarray:
+        """Read the consecutive steps that some steps are among."""
+        t = np.asarray(steps)
+        stretch = range(int(t.min()), int(t.max()) + 1)
+        block = reader(self.source, series, stretch)
+        # else the steps are the stretch itself, and the block may stay a view
+        if len(t) < len(stretch) or t[0] > stretch.start:
+            block = block[:, :, t - stretch.start]
+        return block
 
     def _apply_all(self, block: np.ndarray) -> np.ndarray:
         for f in self.functions:
@@ -146,48 +149,42 @@ class LazyArray(DerivedArray):
         return block
 
 
-def preserve_features(functions: Functions) -> bool:
-    """Whether functions of blocks (F, n, t) say that they leave each feature in its place."""
-    return all(isinstance(f, np.ufunc) or getattr(f, "keeps_features", False) for f in functions)
+def preserve_features(functions: Sequence[Callable[..., np.ndarray]]) -> bool:
+    """Whether functions of blocks (F, n, t), or methods of such functions, say that they leave each
+    feature in its place.
+    """
+    owners = [getattr(f, "__self__", f) for f in functions]
+    return all(isinstance(f, np.ufunc) or getattr(f, "keeps_features", False) for f in owners)
 
 
 def select(source: Any, series: Index | None, steps: Index | None) -> Any:
     """Return some series and steps of an (F, N, T) array: a NumPy view if there can be one, else a
     :class:`LazyArray`.
     """
-    series = _unless_all(series, source.shape[1])
-    steps = _unless_all(steps, source.shape[2])
-    if series is None and steps is None:
-        return source
+    every = range(source.shape[1]), range(source.shape[2])
+    series = every[0] if series is None else series
+    steps = every[1] if steps is None else steps
     # NumPy copies where an index is an array: a lazy array reads only what is needed
-    sliceable = _is_sliceable(series) and _is_sliceable(steps)
-    if isinstance(source, np.ndarray) and sliceable:
-        return source[:, _as_slice(series), _as_slice(steps)]
+    if isinstance(series, range) and isinstance(steps, range) and series and steps:
+        if (series, steps) == every:
+            return source
+        if isinstance(source, np.ndarray):
+            return source[:, as_key(series), as_key(steps)]
     return LazyArray(source, series, steps)
 
 
-def _unless_all(index: Index | None, n: int) -> Index | None:
-    # only a range compares as a whole
-    return None if isinstance(index, range) and index == range(n) else index
-
-
-def _is_sliceable(index: Index | None) -> bool:
-    if index is None:
-        return True
-    return isinstance(index, range) and len(index) > 0
-
-
-def _as_slice(index: Index | None) -> slice:
-    return slice(None) if index is None else as_key(index)
-
-
 def as_picklable(source: Any) -> Any:
-    """Return what to pickle instead of an array: for one in a file, the position of its bytes,
-    never the data.
+    """Return what to pickle in place of an array: for one in a file, an array that goes as the
+    position of its bytes, never as the data.
+
+    Raises
+    ------
+    DataError
+        If another process cannot open it.
     """
     _refuse_netcdf4(source)
     if isinstance(source, h5py.Dataset):
-        return _Recipe(open_located, *locate_dataset(source))
+        return _reopened(source)
     if isinstance(source, H5Map):
         return source
     # np.memmap would be pickled as data, and joblib sends a transposed one with permuted values
@@ -201,16 +198,25 @@ def as_picklable(source: Any) -> Any:
         return np.array(source)
     address = source.__array_interface__["data"][0]
     first_byte = root.__array_interface__["data"][0] - root.offset  # of the file
-    path = str(root.filename)
-    return _Recipe(
-        H5Map,
-        path,
-        source.dtype,
-        source.shape,
-        source.strides,
-        address - first_byte,
-        "r",
-        current_identity(path, identity_of(path)),
+    offset = address - first_byte
+    return H5Map(str(root.filename), source.dtype, source.shape, source.strides, offset)
+
+
+def _reopened(dataset: h5py.Dataset) -> H5Lazy:
+    """Return a dataset that h5py opened as an array that any process can open."""
+    require_open(dataset, "the array to send to another process")
+    file = dataset.file
+    path = os.path.realpath(os.fsdecode(file.filename))
+    # other drivers have no descriptor, and a file open for writing keeps others out by its lock
+    if file.driver == "sec2" and file.mode == "r" and dataset.name and os.path.exists(path):
+        known = identity_of(file)
+        if identity_of(path).matches(known):
+            return H5Lazy(path, dataset.name, "FNT" if dataset.ndim == 3 else None)
+    raise DataError(
+        f"{describe(file.filename, dataset.name)} cannot be opened in another process: it has no "
+        "name, or its file was replaced, is not found from here, or is open with "
+        f"mode={file.mode!r} and the driver {file.driver!r}; open it by its absolute path with "
+        "mode='r', or use h5mmap(path, name), or n_jobs=1"
     )
 
 
@@ -222,14 +228,3 @@ def _refuse_netcdf4(source: Any) -> None:
             "a variable of netCDF4 cannot go to worker processes: use "
             f"xarray.open_dataset({variable.group().filepath()!r})[{variable.name!r}], or n_jobs=1"
         )
-
-
-class _Recipe:
-    """A function and its arguments, pickled instead of the array that the call opens again."""
-
-    def __init__(self, open_array: Callable[..., object], *arguments: object) -> None:
-        self.open_array = open_array
-        self.arguments = arguments
-
-    def __reduce__(self) -> Any:
-        return self.open_array, self.arguments

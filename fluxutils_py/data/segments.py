@@ -95,6 +95,11 @@ class Segments:
     def min_length(self) -> int:
         return int(self.length.min())
 
+    @property
+    def stop(self) -> np.ndarray:
+        """The step after the last one of each row, (B,)."""
+        return self.start + self.length
+
     def fold(self, batchsize: int, least: int | None = None) -> Segments:
         """Fold the time of few long rows so that a minibatch is full.
 
@@ -150,6 +155,11 @@ class Segments:
         steps = np.arange(start, stop)
         return steps[:, None] < self.length
 
+    def outside(self, which: np.ndarray | slice, steps: np.ndarray) -> np.ndarray:
+        """Return which of some steps (S,) of the series are in none of some rows: (B, S)."""
+        rows = self[which]
+        return np.asarray((steps < rows.start[:, None]) | (steps >= rows.stop[:, None]))
+
     def last_step_mask(self, start: int, stop: int) -> np.ndarray:
         """Return which steps are the last of their row: bool of shape (S, B)."""
         return np.asarray(np.arange(start, stop)[:, None] == self.length - 1)
@@ -171,10 +181,9 @@ class Segments:
         length = steps.stop - steps.start
         is_after = self.series >= series.start
         here = self[is_after & (self.series < series.stop)]
-        stop = here.start + here.length
         # within the window of steps
         begin = np.clip(here.start - steps.start, 0, length)
-        end = np.clip(stop - steps.start, 0, length)
+        end = np.clip(here.stop - steps.start, 0, length)
         # the usual case, without a mask of all steps: one row per series, which covers all of them
         n_different = len(np.unique(here.series))
         lengths = end - begin
@@ -266,8 +275,7 @@ class SeriesShards:
     @property
     def n_steps(self) -> int:
         """The least number of steps of an array that could hold all series."""
-        stops = self.whole.start + self.whole.length
-        return int(stops.max())
+        return int(self.whole.stop.max())
 
     def own(self, rows: Segments) -> Segments:
         """Return this rank's rows among those of all ranks, series as in its arrays."""

@@ -6,7 +6,6 @@ import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import NamedTuple
 
 import numpy as np
 
@@ -260,18 +259,21 @@ class SequenceWindows:
         """
         for group in self._groups():
             spans = self._spans(group.max_length)
-            for i, span in enumerate(spans):
-                following = spans[i + 1] if i + 1 < len(spans) else None
-                n_overlap = self._overlap_of(span)
+            for i, (start, stop, has_loss) in enumerate(spans):
+                following, _, goes_on = spans[i + 1] if i + 1 < len(spans) else (stop, stop, False)
+                n_overlap = self._overlap_of(start) if has_loss else 0
+                next_start = None
+                if self.overlap and has_loss and goes_on:
+                    next_start = max(self.burn_in, following - self.overlap)
                 yield WindowIndex(
                     segments=group,
-                    start=span.start - n_overlap,
-                    stop=span.stop,
+                    start=start - n_overlap,
+                    stop=stop,
                     n_overlap=n_overlap,
                     first=i == 0,
-                    last=following is None,
-                    has_loss=span.has_loss,
-                    next_start=self._overlapping_start(span, following),
+                    last=i + 1 == len(spans),
+                    has_loss=has_loss,
+                    next_start=next_start,
                 )
 
     def indices_with_loss(self) -> Iterator[WindowIndex]:
@@ -307,27 +309,21 @@ class SequenceWindows:
             for i in range(0, len(subset), self.batchsize):
                 yield subset[i : i + self.batchsize]
 
-    def _spans(self, length: int) -> list[_Span]:
-        """Return the new steps of each window of a group whose longest row has this length."""
+    def _spans(self, length: int) -> list[tuple[int, int, bool]]:
+        """Return the start and stop of the new steps of each window of a group whose longest row
+        has this length, and whether they have a loss.
+        """
         burn = min(self.burn_in, length)
         return [
-            _Span(start, min(start + self.seqsize, end), has_loss)
+            (start, min(start + self.seqsize, end), has_loss)
             for begin, end, has_loss in ((0, burn, False), (burn, length, True))
             for start in range(begin, end, self.seqsize)
         ]
 
-    def _overlap_of(self, span: _Span) -> int:
-        """Return how many steps before a span are read again."""
-        if not span.has_loss:
-            return 0
+    def _overlap_of(self, start: int) -> int:
+        """Return how many steps before a window with loss are read again."""
         earliest = 0 if self.overlap_into_burn_in else self.burn_in
-        return min(self.overlap, span.start - earliest)
-
-    def _overlapping_start(self, span: _Span, following: _Span | None) -> int | None:
-        """Return where the next window starts, if that is before the end of this one."""
-        if not self.overlap or following is None or not (span.has_loss and following.has_loss):
-            return None
-        return max(self.burn_in, following.start - self.overlap)
+        return min(self.overlap, start - earliest)
 
     def _spanning_rows(self) -> Segments:
         """Return one row per series, from the first to the last of its steps that is in any row."""
@@ -337,7 +333,7 @@ class SequenceWindows:
         starts = np.full(n_series, n_steps)
         stops = np.zeros(n_series, int)
         np.minimum.at(starts, rows.series, rows.start)
-        np.maximum.at(stops, rows.series, rows.start + rows.length)
+        np.maximum.at(stops, rows.series, rows.stop)
         starts = np.minimum(starts, stops)  # a series without rows has no steps
         return Segments.from_lengths(n_series, n_steps, stops - starts, starts)
 
@@ -535,14 +531,6 @@ class SequenceWindows:
         if not self.y:
             return "a step without input is NaN in all features; fill in single ones"
         return "give the step no target (NaN) or no weight, or fill it in"
-
-
-class _Span(NamedTuple):
-    """Steps of a window without its overlap."""
-
-    start: int
-    stop: int
-    has_loss: bool
 
 
 def _holds_an_end(index: WindowIndex) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import h5py
 import numpy as np
@@ -32,15 +32,9 @@ GLANCE = 8  # one window in so many is looked at, once all were in memory for a 
 Axes = tuple[int, int, int]
 
 
-class _CopyOrder(NamedTuple):
-    """Orders of axes: of (F, B, S) in a copy, and of the copy to come back to (F, B, S)."""
-
-    there: Axes
-    back: Axes
-
-
-SERIES_FIRST = _CopyOrder((1, 0, 2), (1, 0, 2))
-STEPS_FIRST = _CopyOrder((2, 0, 1), (1, 2, 0))
+# orders of axes in which to copy (F, B, S), with those to come back to (F, B, S)
+SERIES_FIRST: tuple[Axes, Axes] = (1, 0, 2), (1, 0, 2)
+STEPS_FIRST: tuple[Axes, Axes] = (2, 0, 1), (1, 2, 0)
 
 
 class SeriesArray:
@@ -98,7 +92,7 @@ class SeriesArray:
         self.missing_label: int | None = None
         self._n_resident = 0  # windows in a row that were in memory
         self._plain: np.ndarray | None = None
-        self._order: _CopyOrder | None = None
+        self._order: tuple[Axes, Axes] | None = None
         if isinstance(array, np.ndarray):
             # as a plain ndarray, whose slices are made faster than those of a map
             self._plain = array.view(np.ndarray)
@@ -232,10 +226,10 @@ class SeriesArray:
         stop: int,
     ) -> np.ndarray:
         """Read any rows: those that start together, such as folds, as one rectangle each."""
-        order = self._order or SERIES_FIRST
+        there, back = self._order or SERIES_FIRST
         sizes = self.F, len(rows), stop - start
-        out = np.zeros([sizes[axis] for axis in order.there], self.dtype)
-        out = out.transpose(order.back)
+        out = np.zeros([sizes[axis] for axis in there], self.dtype)
+        out = out.transpose(back)
         for which, part in rows.groups_by_start:
             block = self._rectangle(part, start, stop)
             n_steps = block.shape[2]
@@ -357,8 +351,8 @@ def _slices_of_series(rows: Segments) -> list[slice]:
     return [slice(n, n + 1) for n in rows.series]
 
 
-def _copy_order(strides: tuple[int, ...]) -> _CopyOrder | None:
-    """Return the order of axes in which to copy a block before it is transposed.
+def _copy_order(strides: tuple[int, ...]) -> tuple[Axes, Axes] | None:
+    """Return the orders of axes in which to copy a block before it is transposed, and back.
 
     Runs of the memory stay innermost, features come next: then the transposition to (S, B, F) stays
     in the cache, with up to five times the speed that it has from a copy in the order of the memory
@@ -374,39 +368,21 @@ def _copy_order(strides: tuple[int, ...]) -> _CopyOrder | None:
 # -- where series begin and end --------------------------------------------------------------------
 
 
-class Bounds(NamedTuple):
-    """The steps of series, ``first`` to ``stop``, each (N,); other steps are padding."""
-
-    first: np.ndarray
-    stop: np.ndarray
-
-    def outside(self, series: Any, steps: np.ndarray) -> np.ndarray:
-        """Return which of some steps (S,) of some series (B,) are padding: (B, S)."""
-        first, stop = self.first[series, None], self.stop[series, None]
-        return np.asarray((steps < first) | (steps >= stop))
-
-    def nan_outside(self, block: np.ndarray, series: Index, steps: Index) -> np.ndarray:
-        """Return a block of floats (F, B, S) with NaN at steps that are padding."""
-        outside = self.outside(np.asarray(series, np.intp), np.asarray(steps, np.intp))
-        return np.where(outside, block.dtype.type(np.nan), block)
-
-
-def find_bounds(arrays: Sequence[SeriesArray], rows: Segments) -> Bounds | None:
-    """Return the bounds of the steps of each row with input: of those before and behind, all
+def find_bounds(arrays: Sequence[SeriesArray], rows: Segments) -> Segments | None:
+    """Return the steps of each row with input: without those before and behind, at which all
     features of all arrays are NaN. A row without any input has no steps.
 
     None if all steps of all rows are within. Reads little more than one step at each end, and the
     padding.
     """
-    first, stop = rows.start, rows.start + rows.length
     if any(s.kind == "int" or s.dtype.kind == "b" for s in arrays):
         return None
     before = _count_empty(arrays, rows, backwards=False)
-    left = Segments(rows.series, first + before, rows.length - before)
+    left = Segments(rows.series, rows.start + before, rows.length - before)
     after = _count_empty(arrays, left, backwards=True)
     if not (before.any() or after.any()):
         return None
-    return Bounds(first + before, stop - after)
+    return Segments(rows.series, left.start, left.length - after)
 
 
 def _count_empty(arrays: Sequence[SeriesArray], rows: Segments, backwards: bool) -> np.ndarray:

@@ -11,17 +11,22 @@ from typing import Any, Self
 import h5py
 import numpy as np
 
-from fluxutils_py.data.arrays import DuckArray, Names, as_three_axes, get_feature_names
+from fluxutils_py.data.arrays import (
+    DuckArray,
+    Names,
+    as_three_axes,
+    get_feature_names,
+    is_list_of_series,
+    require_list_of_series,
+)
 from fluxutils_py.data.hdf5.h5lazy import H5Lazy
 from fluxutils_py.data.indexing import Index, compose_index, contiguous_runs, parse_index
 from fluxutils_py.data.lazy import (
     Function,
     LazyArray,
     as_picklable,
-    preserve_features,
     select,
 )
-from fluxutils_py.data.ragged import is_list_of_series, require_list_of_series
 from fluxutils_py.data.series import check_source
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.validation import check_integer
@@ -137,17 +142,17 @@ class SequenceView(DuckArray):
         change. Names of features stay if it is a ufunc of NumPy, or has an attribute
         ``keeps_features = True``. For several processes it must be picklable.
         """
-        names = self._names if preserve_features((function,)) else None
-        array = LazyArray(self.array, functions=(function,))
-        return type(self)(array, self.index, names, self.context)
+        return self.replace(lambda array: LazyArray(array, functions=(function,)))
 
-    def replace(self, make: Callable[[Any], Any]) -> Self:
+    def replace(self, make: Callable[[Any], LazyArray]) -> Self:
         """Return the same rows of another array of the same series and steps, computed by ``make``.
 
         Use it for functions of earlier steps, which :meth:`map` does not see: ``make`` takes the
-        whole array (F, N, T) of the view, and returns an array that reads lazily.
+        whole array (F, N, T) of the view.
         """
-        return type(self)(make(self.array), self.index, self._names, self.context)
+        array = make(self.array)
+        names = self._names if array.keeps_features else None
+        return type(self)(array, self.index, names, self.context)
 
     def _with_index(self, index: Index) -> Self:
         return type(self)(self.array, index, self._names, self.context)

@@ -12,12 +12,14 @@ import numpy as np
 from fluxutils_py.data.arrays import (
     check_named_axes,
     plain_block,
+    read_block,
     reject_masked,
     to_numpy,
     with_shape,
 )
 from fluxutils_py.data.blocks import block_slices
-from fluxutils_py.data.lazy import Function
+from fluxutils_py.data.indexing import Index
+from fluxutils_py.data.lazy import Function, LazyArray
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.series import SeriesArray
 from fluxutils_py.errors import DataError, ShapeError
@@ -54,19 +56,20 @@ class SampleWeight:
         shape = tuple(w.shape)
         # read at once if there is one per series; those of steps may be as large as the data
         self._per_series: np.ndarray | None = None
+        whole = (1, n_series, n_steps)
         if shape == (n_series,):
             self._per_series = plain_block(w[:], "sample_weight")
-        elif shape not in ((n_series, n_steps), (1, n_series, n_steps)):
+            w = np.broadcast_to(self._per_series[None, :, None], whole)
+        elif shape == whole[1:]:
+            if not isinstance(w, h5py.Dataset):  # the attribute is for arrays of three axes
+                check_named_axes(w, "sample_weight", "series")
+            w = w[None] if isinstance(w, np.ndarray) else _one_feature(w)
+        elif shape != whole:
             raise ShapeError(
                 f"sample_weight has shape {shape}; expected ({n_series},), ({n_series}, {n_steps}) "
                 f"or (1, {n_series}, {n_steps}) for {n_series} series of {n_steps} time steps"
             )
-        if not isinstance(w, h5py.Dataset):  # the attribute of HDF5 is for arrays of three axes
-            check_named_axes(w, "sample_weight", "series")
-        dtype = np.dtype(getattr(w, "dtype", float))
-        if dtype.kind not in "fiub":
-            raise DataError(f"sample_weight must hold real numbers, got dtype {w.dtype}")
-        self._weight = w
+        self._array = SeriesArray(w, "sample_weight")
         self.n_series = n_series
         self.n_steps = n_steps
         self.scale = 1.0
@@ -128,11 +131,7 @@ class SampleWeight:
 
     def block(self, series: slice, steps: slice) -> np.ndarray:
         """Return weights as they were given, shape (B, S)."""
-        if self._per_series is not None:
-            n_steps = max(steps.stop - steps.start, 0)  # a window may begin past the end
-            return np.repeat(self._per_series[series, None], n_steps, 1)
-        key = (0, series, steps) if len(self._weight.shape) == 3 else (series, steps)
-        return plain_block(self._weight[key], "sample_weight")
+        return self._array.stored_block(series, steps)[0]
 
     def read(
         self,
@@ -143,24 +142,17 @@ class SampleWeight:
         """Return the scaled weights of the given rows, shape (S, B); a fresh array. Steps past a
         row's end are unspecified.
         """
-        size = stop - start
-        first = rows.common_start
-        if first is not None and rows.common_series is not None:
-            steps = self._existing(first + start, first + stop)
-            w = self.block(rows.common_series, steps).T * self.scale
-            if len(w) == size:  # w is fresh, by the product
-                return w
-            padding = np.zeros((size - len(w), len(rows)))
-            return np.concatenate([w, padding])
-        out = np.zeros((size, len(rows)))
-        for i, (s, t) in enumerate(zip(rows.series, rows.start, strict=True)):
-            steps = self._existing(t + start, t + stop)
-            w = self.block(slice(s, s + 1), steps)
-            out[: w.size, i] = w[0]
-        return out * self.scale
+        return self._array.read(rows, start, stop)[:, :, 0] * self.scale
 
-    def _existing(self, start: int, stop: int) -> slice:
-        return slice(start, min(stop, self.n_steps))
+
+def _one_feature(weight: Any) -> LazyArray:
+    """Return weights (N, T) that are not in memory as an array (1, N, T)."""
+    dtype = getattr(weight, "dtype", float)
+    return LazyArray(weight, reader=_read_one_feature, shape=(1, *weight.shape), dtype=dtype)
+
+
+def _read_one_feature(weight: Any, series: Index, steps: range) -> np.ndarray:
+    return read_block(weight, series, steps)[None]
 
 
 class LossBlock(NamedTuple):

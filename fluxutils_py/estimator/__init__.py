@@ -5,9 +5,9 @@ from fluxutils_py.estimator.estimator import Estimator
 from fluxutils_py.estimator.model_export import check_export, export
 from fluxutils_py.estimator.pooled_scorer import flatten_steps, pooled_scorer
 from fluxutils_py.estimator.spec import Spec
-from fluxutils_py.estimator.streaming import EstimatorStream, PipelineStream, stream
+from fluxutils_py.estimator.streams.streaming import EstimatorStream, PipelineStream, stream
+from fluxutils_py.estimator.streams.watched_stream import WatchedStream
 from fluxutils_py.estimator.typed_estimators import EstimatorClassifier, EstimatorRegressor
-from fluxutils_py.estimator.watched_stream import WatchedStream
 from fluxutils_py.sklearn_callbacks import as_sklearn_callback
 
 __all__ = [

@@ -23,8 +23,8 @@ from fluxutils_py.estimator.persistence import load_estimator, save_estimator
 from fluxutils_py.estimator.predicting import run_predict
 from fluxutils_py.estimator.scoring import run_score
 from fluxutils_py.estimator.spec import Settings, explains_arguments
-from fluxutils_py.estimator.streaming import EstimatorStream
-from fluxutils_py.estimator.watched_stream import Watch, watched_stream
+from fluxutils_py.estimator.streams.streaming import EstimatorStream
+from fluxutils_py.estimator.streams.watched_stream import Watch, watched_stream
 from fluxutils_py.nn.parameters import Freeze
 from fluxutils_py.parallel import get_communicator
 from fluxutils_py.sklearn_callbacks import ATTRIBUTE, CallbackSupport, within_callbacks

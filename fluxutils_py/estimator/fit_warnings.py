@@ -15,8 +15,7 @@ from fluxutils_py.errors import SingleStepWarning, warn
 from fluxutils_py.inputs.inputs import Inputs
 from fluxutils_py.nn import Recur
 from fluxutils_py.nn.losses import SeqLoss
-from fluxutils_py.nn.sensitivities import carries, truncated_layers
-from fluxutils_py.nn.states import recurrent_layers
+from fluxutils_py.nn.states import carries, recurrent_layers, truncated_layers
 from fluxutils_py.training.minibatch import Minibatch, TensorBatches
 
 if TYPE_CHECKING:

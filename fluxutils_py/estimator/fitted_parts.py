@@ -9,8 +9,8 @@ import numpy as np
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fluxutils_py.estimator.conformal import Calibration
 from fluxutils_py.estimator.spec import Settings
+from fluxutils_py.estimator.streams.conformal import Calibration
 from fluxutils_py.inputs.inputs import InputLayout, InputSchema
 from fluxutils_py.inputs.target_codec import TargetCodec
 from fluxutils_py.nn import Recur

@@ -15,7 +15,7 @@ from fluxutils_py.errors import ExportError, ShapeError
 from fluxutils_py.estimator.c_export import HeaderSettings, header_of, n_features_of
 from fluxutils_py.estimator.fitted_parts import SeriesEstimator
 from fluxutils_py.estimator.spec import read_spec
-from fluxutils_py.estimator.streaming import ModelParts, stream, unwrap
+from fluxutils_py.estimator.streams.streaming import ModelParts, stream, unwrap
 from fluxutils_py.exporting.compiled_header import is_header, run_header
 from fluxutils_py.exporting.export_files import FORMATS, ExportedModel, check_format, write_graph
 from fluxutils_py.exporting.graph import Gaps, Graph, initial_of

@@ -17,7 +17,6 @@ from torch.optim import Optimizer
 from fluxutils_py.errors import LoadError
 from fluxutils_py.estimator.bounded_building import build_bounded, compare_parameters
 from fluxutils_py.estimator.building import NotStored, build_model, check_device, require_stored
-from fluxutils_py.estimator.conformal import Calibration
 from fluxutils_py.estimator.fitted_parts import FitChoice, FittedParts
 from fluxutils_py.estimator.nested_parameters import parameter_names
 from fluxutils_py.estimator.serialization import (
@@ -35,6 +34,7 @@ from fluxutils_py.estimator.serialization import (
     try_serialize,
 )
 from fluxutils_py.estimator.spec import read_spec
+from fluxutils_py.estimator.streams.conformal import Calibration
 from fluxutils_py.inputs.inputs import InputLayout
 from fluxutils_py.inputs.target_codec import TargetCodec, TargetScale
 from fluxutils_py.nn.losses import seqloss

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from fluxutils_py.data import SampleWeight, SeriesArray, TimestepsView
-from fluxutils_py.data.ragged import as_ragged, is_list_of_series
+from fluxutils_py.data.arrays import is_list_of_series
+from fluxutils_py.data.ragged import as_ragged
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.views import SequenceView
 from fluxutils_py.errors import ShapeError, SpecError

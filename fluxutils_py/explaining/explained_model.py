@@ -17,7 +17,7 @@ from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.estimator.fitted_parts import SeriesEstimator, input_schema
 from fluxutils_py.estimator.spec import Spec, read_spec
-from fluxutils_py.estimator.streaming import unwrap
+from fluxutils_py.estimator.streams.streaming import unwrap
 from fluxutils_py.inputs.inputs import Inputs, read_inputs
 from fluxutils_py.nn.causal_kernels import CausalKernels
 from fluxutils_py.training.tensors import to_tensor

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fluxutils_py.nn.native import State
+from fluxutils_py.nn.kernels.recurrence import State
 from fluxutils_py.nn.states import recurrent_layers, reset, restore
 from fluxutils_py.steps.session import InferenceSession
 

@@ -7,11 +7,10 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from fluxutils_py.data.arrays import plain_block, to_numpy
-from fluxutils_py.data.ragged import is_list_of_series
+from fluxutils_py.data.arrays import is_list_of_series, plain_block, to_numpy
 from fluxutils_py.data.views import SequenceView
 from fluxutils_py.errors import ShapeError
-from fluxutils_py.estimator.streaming import unwrap
+from fluxutils_py.estimator.streams.streaming import unwrap
 from fluxutils_py.validation import check_integer, require_package
 
 Band = tuple[np.ndarray, np.ndarray]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fluxutils_py.errors import ExportError
 from fluxutils_py.exporting.steps import N_SERIES, ContextWindow, InitialState
-from fluxutils_py.nn.kernels import native_kernels
+from fluxutils_py.nn.kernels.library import native_kernels
 from fluxutils_py.nn.model_windows import as_tuple
 from fluxutils_py.torch_private import guards_of
 

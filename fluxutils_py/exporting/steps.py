@@ -14,7 +14,7 @@ from torch.nn.modules.loss import _Loss
 from fluxutils_py.errors import ExportError
 from fluxutils_py.nn.cells import gru_step, lstm_step
 from fluxutils_py.nn.copying import deep_copy
-from fluxutils_py.nn.kernels import native_kernels
+from fluxutils_py.nn.kernels.library import native_kernels
 from fluxutils_py.nn.model_windows import as_tuple, window_mode
 from fluxutils_py.nn.recurrent import Recur, State
 from fluxutils_py.nn.states import recurrent_layers, reset

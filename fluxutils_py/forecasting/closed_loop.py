@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.estimator import Estimator
 from fluxutils_py.estimator.building import make_generator
-from fluxutils_py.estimator.streaming import EstimatorStream
+from fluxutils_py.estimator.streams.streaming import EstimatorStream
 from fluxutils_py.nn.losses import SeqLoss, as_loss
 from fluxutils_py.nn.precision import undisturbed
 from fluxutils_py.validation import check_integer

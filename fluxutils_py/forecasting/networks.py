@@ -17,8 +17,8 @@ from torch.nn.functional import linear, softplus
 from fluxutils_py.errors import SpecError
 from fluxutils_py.forecasting.channels import Channels
 from fluxutils_py.forecasting.features import Features
-from fluxutils_py.nn import native_layers
 from fluxutils_py.nn.cells import gru_step
+from fluxutils_py.nn.kernels.modules import run_module
 from fluxutils_py.nn.losses import unreduced
 from fluxutils_py.nn.model_windows import run_window
 from fluxutils_py.nn.states import recurrent_layers
@@ -357,7 +357,7 @@ class SegmentModel(nn.Module):
     def _run_recurrent(self, x: Tensor, state: Tensor | None) -> Tensor:
         if torch.compiler.is_exporting():
             return self._run_by_formula(x, state)
-        by_kernel = native_layers.run(self.recurrent, x, state)
+        by_kernel = run_module(self.recurrent, x, state)
         y, _ = self.recurrent(x, state) if by_kernel is None else by_kernel
         return y
 

@@ -24,14 +24,15 @@ from sklearn.utils import check_array
 from sklearn.utils.validation import validate_data
 
 from fluxutils_py.data import SamplesView, SampleWeight, SeriesArray, TimestepsView
-from fluxutils_py.data.arrays import get_feature_names, reject_masked, to_numpy
-from fluxutils_py.data.ragged import (
+from fluxutils_py.data.arrays import (
     TIME_FIRST,
-    RaggedArray,
-    as_ragged,
+    get_feature_names,
     is_list_of_series,
+    reject_masked,
     require_list_of_series,
+    to_numpy,
 )
+from fluxutils_py.data.ragged import RaggedArray, as_ragged
 from fluxutils_py.data.segments import Segments, SeriesShards
 from fluxutils_py.data.series import check_source, find_bounds
 from fluxutils_py.data.views import SequenceView
@@ -307,7 +308,7 @@ def n_axes(x: object) -> int:
 
 
 def _read_native(x: object, name: str) -> Inputs:
-    series = as_series(as_ragged(x, name), name)
+    series = as_series(x if hasattr(x, "shape") else as_ragged(x, name), name)
     # feature_names_in_ of scikit-learn is for one array
     names = get_feature_names(x) if len(series) == 1 and hasattr(x, "shape") else None
     return Inputs(
@@ -614,9 +615,9 @@ def without_padding(inputs: Inputs, fresh: bool | np.ndarray = True, ended: bool
     bounds = find_bounds(inputs.series, rows)
     if bounds is None:
         return inputs
-    has_input = bounds.first < bounds.stop
-    first = np.where(has_input & fresh, bounds.first, rows.start)
-    stop = np.where(has_input & ended, bounds.stop, rows.start + rows.length)
+    has_input = bounds.length > 0
+    first = np.where(has_input & fresh, bounds.start, rows.start)
+    stop = np.where(has_input & ended, bounds.stop, rows.stop)
     if not ended:
         stop = np.where(~has_input & fresh, first, stop)
     starts = first if first.any() else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
+from fluxutils_py.data import LazyArray
 from fluxutils_py.errors import DataError
 from fluxutils_py.exporting.steps import InitialState
 
@@ -20,62 +21,69 @@ CONSTANT = 10 * np.finfo(float).eps
 WeightedBlock = tuple[np.ndarray, np.ndarray | None]
 
 
-class Standardize:
-    """Standardise blocks (F, n, t), or undo it; unlike a closure, it can be pickled."""
-
-    keeps_features = True
-
-    def __init__(
-        self,
-        mean: np.ndarray,
-        scale: np.ndarray,
-        inverse: bool,
-    ) -> None:
-        self.mean = mean[:, None, None]
-        self.scale = scale[:, None, None]
-        self.inverse = inverse
-
-    def __call__(self, block: np.ndarray) -> np.ndarray:
-        out = empty_result(block)
-        # NumPy computes in float64 and rounds to float32, so a large mean costs no digits
-        if self.inverse:
-            scaled = np.multiply(block, self.scale, dtype=float)
-            np.add(scaled, self.mean, out=out, casting="same_kind")
-        else:
-            np.subtract(block, self.mean, out=out, casting="same_kind")
-            np.divide(out, self.scale, out=out, casting="same_kind")
-        return out
-
-    def as_module(self) -> Affine:
-        return Affine(self.mean, self.scale, self.inverse)
-
-
 class FeatureModule(nn.Module):
-    """Base of the modules that transform each feature of a step (B, F), for export.
+    """A function of the features of a step: of blocks (F, n, t) of NumPy, for any n and t, and of
+    tensors (B, F), for export.
 
-    Without a state, a module also transforms windows (S, B, F). With one, it has what
+    Without a state, a module also takes windows (S, B, F). With one, it uses earlier steps, so that
+    its blocks must be whole series, and it has what
     :class:`fluxutils_py.exporting.graph.Graph` expects of ``steps``: ``initial`` and ``n_outputs``.
 
     Parameters
     ----------
     **values : array of F numbers
         They become buffers of shape (F,), float64.
+
+    Attributes
+    ----------
+    arrays : dict of ndarray of shape (F, 1, 1)
+        The same numbers for blocks, of the type in which they were given.
+    keeps_features, fills_gaps : bool
+        Whether each feature stays in its place; whether there is a number for NaN, so that padding
+        is kept from it.
     """
 
+    keeps_features = True
+    fills_gaps = False
     initial: tuple[InitialState, ...] = ()
     n_outputs = 1
 
     def __init__(self, **values: ArrayLike) -> None:
         super().__init__()
+        self.arrays = {name: np.ravel(value)[:, None, None] for name, value in values.items()}
         for name, value in values.items():
             buffer = torch.tensor(np.ravel(value), dtype=torch.float64)
             self.register_buffer(name, buffer)
+
+    def transform_block(self, block: np.ndarray) -> np.ndarray:
+        """Return the result for a block, as a new array."""
+        raise NotImplementedError
+
+    # -- with a state: of what is not in files, and step by step -----------------------------------
+
+    def over(self, array: Any, first: np.ndarray) -> LazyArray:
+        """Return the result for an array (F, N, T) or (F, T), computed when it is read; its series
+        begin at the steps ``first``, and anything is before.
+        """
+        return LazyArray(array, functions=(self.transform_block,))
+
+    def empty_state(self, n_features: int, n_series: int) -> list[Tensor]:
+        """Return the state before the first step."""
+        return []
+
+    def step(self, block: np.ndarray, state: Sequence[Tensor]) -> tuple[np.ndarray, list[Tensor]]:
+        """Return the result for the next step (F, N, 1), and the new state."""
+        return self.transform_block(block), []
+
+    def forget(self, state: Sequence[Tensor], series: slice | np.ndarray) -> list[Tensor]:
+        """Return a state in which some series are before their first step."""
+        return []
 
 
 class Affine(FeatureModule):
     """Compute ``(x - center) / scale``, or ``x * scale + center``, in float64.
 
-    The result has the type of ``x``, or ``dtype``.
+    Tensors keep their type, or get ``dtype``; blocks become :func:`float_type`.
     """
 
     center: Tensor
@@ -92,13 +100,25 @@ class Affine(FeatureModule):
         self.inverse = inverse
         self.dtype = dtype
 
+    def transform_block(self, block: np.ndarray) -> np.ndarray:
+        center, scale = self.arrays.values()
+        out = empty_result(block)
+        # NumPy computes in float64 and rounds to float32, so a large mean costs no digits
+        if self.inverse:
+            scaled = np.multiply(block, scale, dtype=float)
+            np.add(scaled, center, out=out, casting="same_kind")
+        else:
+            np.subtract(block, center, out=out, casting="same_kind")
+            np.divide(out, scale, out=out, casting="same_kind")
+        return out
+
     def forward(self, x: Tensor) -> Tensor:
         dtype = x.dtype if self.dtype is None else self.dtype
         x = x.double()
         if self.inverse:
             y = x * self.scale + self.center
             return y.to(dtype)
-        # rounded after the subtraction too, as in Standardize
+        # rounded after the subtraction too, as blocks are
         centered = (x - self.center).to(dtype)
         y = centered.double() / self.scale
         return y.to(dtype)

@@ -17,7 +17,6 @@ from fluxutils_py.inputs.labels import Classify, LabelDecoder, Transform
 from fluxutils_py.inputs.moments import (
     Affine,
     Moments,
-    Standardize,
     moments,
 )
 
@@ -123,8 +122,8 @@ class TargetCodec:
         """
         if self.scale is None:
             return y
-        standardize = Standardize(self.scale.mean, self.scale.scale, inverse=False)
-        return tuple(s.map(standardize) for s in y)
+        standardize = Affine(self.scale.mean, self.scale.scale)
+        return tuple(s.map(standardize.transform_block) for s in y)
 
     @property
     def log_weight(self) -> np.ndarray:

@@ -13,10 +13,10 @@ from sklearn.utils import assert_all_finite, check_array, check_consistent_lengt
 from torch import Tensor
 
 from fluxutils_py.data import SamplesView, SampleWeight, SeriesArray, TimestepsView
-from fluxutils_py.data.arrays import as_three_axes, reject_masked
+from fluxutils_py.data.arrays import as_three_axes, reject_masked, require_list_of_series
 from fluxutils_py.data.indexing import Index
 from fluxutils_py.data.lazy import LazyArray
-from fluxutils_py.data.ragged import RaggedArray, as_ragged, require_list_of_series
+from fluxutils_py.data.ragged import RaggedArray, as_ragged
 from fluxutils_py.data.series import check_source
 from fluxutils_py.data.views import SequenceView
 from fluxutils_py.errors import DataError, ShapeError
@@ -173,7 +173,7 @@ def _read_view_of_targets(y: SequenceView, inputs: Inputs, schema: TargetSchema)
 
 
 def _read_native_targets(y: object, inputs: Inputs, schema: TargetSchema) -> Targets:
-    y = as_ragged(y, schema.name)
+    y = y if hasattr(y, "shape") else as_ragged(y, schema.name)
     # as_ragged has turned lists of series, also those in a tuple, into RaggedArrays
     arrays = y if isinstance(y, tuple) else (y,)
     if inputs.is_list != all(isinstance(a, RaggedArray) for a in arrays):

@@ -2,9 +2,9 @@
 
 from fluxutils_py.nn.attention import SlidingWindowAttention
 from fluxutils_py.nn.causal_kernels import CausalKernels
-from fluxutils_py.nn.cell_layers import FLSTM, HFGRU, MGU, SGRU, SMGU
+from fluxutils_py.nn.cells import FLSTM, HFGRU, MGU, SGRU, SMGU
 from fluxutils_py.nn.convolution import TCN, CausalConv1d
-from fluxutils_py.nn.kernels import native_kernels
+from fluxutils_py.nn.kernels.library import native_kernels
 from fluxutils_py.nn.layers import BatchNorm, GaussianNoise, RNNStack
 from fluxutils_py.nn.linear_recurrence import linear_recurrence
 from fluxutils_py.nn.linear_rnn import LRU, MinGRU, MinLSTM

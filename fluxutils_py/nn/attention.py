@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fluxutils_py.nn.kernels.modules import is_transformed
 from fluxutils_py.nn.linear_recurrence import append_zeros
-from fluxutils_py.nn.native_layers import is_transformed
 from fluxutils_py.nn.recurrent import Recur
 from fluxutils_py.nn.sizes import check_features, set_sizes
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from fluxutils_py.errors import DataError, ShapeError
-from fluxutils_py.nn import kernels
-from fluxutils_py.nn.native import TYPES, kernel_error
-from fluxutils_py.nn.native_layers import PLAIN, is_transformed
+from fluxutils_py.nn.kernels.library import VERSION, Library, library_in_use, n_threads
+from fluxutils_py.nn.kernels.modules import PLAIN, is_transformed
+from fluxutils_py.nn.kernels.recurrence import TYPES, kernel_error
 from fluxutils_py.nn.recurrent import Recur
 from fluxutils_py.nn.sizes import check_features, set_sizes
 from fluxutils_py.torch_private import version_of
@@ -214,15 +214,15 @@ class _Kernels(nn.Module):
                 )
         return state
 
-    def _library(self, x: Tensor, state: State) -> kernels.Library | None:
+    def _library(self, x: Tensor, state: State) -> Library | None:
         """Return the native library if it computes these tensors."""
         tensors = (x, *state, self.biases)
         is_plain = all(type(t) in PLAIN and t.is_cpu for t in tensors)
         if not is_plain or x.dtype not in TYPES or not x.numel() or is_transformed():
             return None
-        return kernels.library()
+        return library_in_use()
 
-    def _native(self, library: kernels.Library, x: Tensor, state: State, y: Tensor | None) -> State:
+    def _native(self, library: Library, x: Tensor, state: State, y: Tensor | None) -> State:
         """Return the state after ``x``, and write the outputs of each step into ``y``."""
         # these names keep copies alive until the kernel has read them
         x = x.contiguous()
@@ -240,7 +240,7 @@ class _Kernels(nn.Module):
         tensors = (self.dilations, self.channels, biases, x, past, *counts, y)
         outputs = (new[0], *new[2:])
         addresses = [0 if t is None else t.data_ptr() for t in (*tensors, *outputs)]
-        head = (kernels.VERSION, TYPES[x.dtype], library.isa, kernels.n_threads())
+        head = (VERSION, TYPES[x.dtype], library.isa, n_threads())
         code = library.causal_kernels(_CALL.pack(*head, *numbers, *addresses))
         if code:
             raise kernel_error(code)

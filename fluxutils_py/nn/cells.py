@@ -1,61 +1,110 @@
-"""Recurrent cells of FluxUtils.jl, with fast passes over whole windows."""
+"""Recurrent cells of FluxUtils.jl, with fast passes over whole windows, and layers of them."""
 
 from __future__ import annotations
 
 import math
 import operator
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fluxutils_py.nn import native
 from fluxutils_py.nn.activations import psigmoid, ptanh
-from fluxutils_py.nn.native import State
-from fluxutils_py.nn.native_layers import run_cell
+from fluxutils_py.nn.kernels.modules import run_cell
+from fluxutils_py.nn.kernels.recurrence import LSTM, Cell, Formula, State
 from fluxutils_py.nn.precision import as_float32, without_autocast
+from fluxutils_py.nn.recurrent import Recur
 from fluxutils_py.nn.scan import scan_gru, scan_lstm
+from fluxutils_py.nn.sizes import check_probability
 from fluxutils_py.tree import tree_map
+from fluxutils_py.validation import check_integer
 
 __all__ = ["FLSTMCell", "HFGRUCell", "MGUCell", "SGRUCell", "SMGUCell"]
 
 Activation = Callable[[Tensor], Tensor]
 States = tuple[Tensor, ...]
 
-_CELL_DOC = """{first}
+# -- formulas of one step --------------------------------------------------------------------------
 
-    {formula}
 
-    Parameters
-    ----------
-    n_in, n_out : int
-        Features of the input, units H.
-    {keyword}
+def lstm_step(
+    gates: Tensor,
+    c: Tensor,
+    sigmoid: Activation = torch.sigmoid,
+    tanh: Activation = torch.tanh,
+) -> tuple[Tensor, Tensor]:
+    """Return the next h and c of an LSTM from its gates (B, 4 H) before the activations."""
+    i, f, g, o = gates.chunk(4, 1)
+    c = sigmoid(f) * c + sigmoid(i) * tanh(g)
+    return sigmoid(o) * tanh(c), c
 
-    Attributes
-    ----------
-    weight_ih : Parameter of shape ({x_blocks}, n_in)
-    weight_hh : Parameter of shape ({h_blocks}, H)
-        Orthogonal in each block of H rows, at first.
-    bias : Parameter of shape ({h_blocks},)
 
-    Notes
-    -----
-    ``cell(x, state)`` takes ``x`` (B, n_in) and the state {state}, or None for zero. It returns the
-    output (B, H) and the new state, as ``Recur`` wants it. ``window`` takes ``x`` (S, B, n_in).
+def gru_step(of_x: Tensor, of_h: Tensor, h: Tensor) -> Tensor:
+    """Return the next state of a GRU from the products with its input and with its state."""
+    xr, xz, xn = of_x.chunk(3, 1)
+    hr, hz, hn = of_h.chunk(3, 1)
+    r = torch.sigmoid(xr + hr)
+    z = torch.sigmoid(xz + hz)
+    n = torch.tanh(xn + r * hn)
+    return (1 - z) * n + z * h
 
-    Source: ``{name}`` of FluxUtils.jl{but}.
 
-    Examples
-    --------
-    >>> y, state = {name}(3, 5)(torch.zeros(4, 3))
-    >>> y.shape
-    torch.Size([4, 5])
-    """
-_EXACT = """exact : bool
-        Use the exact sigmoid and tanh instead of ``psigmoid`` and ``ptanh``."""
+# a float, because kernels and formulas share the form of a cell, which is alpha elsewhere
+def _activations(exact: float) -> tuple[Activation, Activation]:
+    return (torch.sigmoid, torch.tanh) if exact else (psigmoid, ptanh)
+
+
+def _flstm(
+    x: Tensor, state: States, w_x: Tensor, w_h: Tensor, b_x: None, bias: Tensor, exact: float
+) -> States:
+    h, c = state
+    gates = F.linear(x, w_x, bias) + F.linear(h, w_h)
+    return lstm_step(gates, c, *_activations(exact))
+
+
+def _state_gated(
+    x: Tensor, state: States, w_x: Tensor, w_h: Tensor, b_x: None, bias: Tensor, exact: float
+) -> States:
+    """Gates that see the state alone: two of them, or one for both purposes."""
+    sigmoid, tanh = _activations(exact)
+    (h,) = state
+    n_blocks = w_h.shape[0] // h.shape[1]
+    *h_gates, hn = F.linear(h, w_h).chunk(n_blocks, 1)
+    *biases, bn = bias.chunk(n_blocks)
+    gates = [sigmoid(gate + b) for gate, b in zip(h_gates, biases, strict=True)]
+    r = gates[0]
+    z = gates[-1]  # the same one where there is one for both
+    n = tanh(F.linear(x, w_x, bn) + r * hn)
+    return ((1 - z) * n + z * h,)
+
+
+def _mgu(
+    x: Tensor, state: States, w_x: Tensor, w_h: Tensor, b_x: None, bias: Tensor, exact: float
+) -> States:
+    sigmoid, tanh = _activations(exact)
+    (h,) = state
+    xz, xn = F.linear(x, w_x, bias).chunk(2, 1)
+    hz, hn = F.linear(h, w_h).chunk(2, 1)
+    z = sigmoid(xz + hz)
+    n = tanh(xn + z * hn)
+    return ((1 - z) * n + z * h,)
+
+
+def _hfgru(
+    x: Tensor, state: States, w_x: Tensor, w_h: Tensor, b_x: None, bias: Tensor, alpha: float
+) -> States:
+    (h,) = state
+    xr, xz, xn = F.linear(x, w_x, bias).chunk(3, 1)
+    hr, hz, hn = F.linear(h, w_h).chunk(3, 1)
+    r = torch.sigmoid(xr + hr)
+    z = alpha * torch.sigmoid(xz + hz)
+    n = torch.tanh(xn + r * hn)
+    return (z * n + (1 - z) * h,)
+
+
+# -- cells -----------------------------------------------------------------------------------------
 
 
 class _Cell(nn.Module):
@@ -65,8 +114,9 @@ class _Cell(nn.Module):
     h_blocks: ClassVar[int]  # in weight_hh
     n_states: ClassVar[int] = 1
     kernel: ClassVar[int]  # number of the native kernel
+    formula: ClassVar[Formula]  # of a step: the new state, which starts with the output
 
-    def __init__(self, n_in: int, n_out: int) -> None:
+    def __init__(self, n_in: int, n_out: int, exact: bool = False) -> None:
         super().__init__()
         # torch refuses NumPy's integers
         self.n_in = n_in = operator.index(n_in)
@@ -77,6 +127,7 @@ class _Cell(nn.Module):
         self.weight_hh = nn.Parameter(torch.empty(h_rows, n_out))
         self.bias = nn.Parameter(torch.empty(h_rows))
         self.reset_parameters()
+        self.exact = exact
 
     def reset_parameters(self) -> None:
         """Draw new parameters from torch's generator."""
@@ -123,19 +174,16 @@ class _Cell(nn.Module):
             state = tree_map(as_float32, state)
             return self._scan(x, self.zero_state(x) if state is None else state)
 
-    def _scan(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+    def _scan(self, x: Tensor, state: Any) -> tuple[Tensor, State]:
         """Compute ``window`` without the native kernels."""
-        ys = []
-        for step in x.unbind():
-            y, state = self(step, state)
-            ys.append(y)
-        return torch.stack(ys), state
+        # the shapes of the weights tell which of the relatives of the GRU it is
+        return scan_gru(x, state, self.weight_ih, self.weight_hh, self.bias, exact=self.exact)
 
     def by_kernel(self, x: Tensor, state: State | None) -> tuple[Tensor, State] | None:
         """Compute a step (B, n_in) or a window (S, B, n_in) by the native kernels; None where they
         do not apply.
         """
-        kernel = native.Cell(self.kernel, self.n_states, self.x_blocks, self.h_blocks, self.formula)
+        kernel = Cell(self.kernel, self.n_states, self.x_blocks, self.h_blocks, self.formula)
         parameters = self._parameters
         bias = parameters.get("bias")
         if bias is None:  # it is computed, such as under torch's parametrizations
@@ -143,92 +191,58 @@ class _Cell(nn.Module):
         weights = (parameters.get("weight_ih"), parameters.get("weight_hh"), None, bias)
         return run_cell(self, kernel, x, state, weights, self.form)
 
-    @staticmethod
-    def formula(
-        x: Tensor, state: States, w_x: Tensor, w_h: Tensor, b_x: None, bias: Tensor, form: float
-    ) -> States:
-        """Return the state after a step. It starts with the output."""
-        raise NotImplementedError
-
     @property
     def form(self) -> float:
         """Return the number that the formula depends on, besides its tensors."""
-        raise NotImplementedError
-
-    def extra_repr(self) -> str:
-        return f"{self.n_in}, {self.n_out}"
-
-
-class _Approximate(_Cell):
-    """A cell with the approximate activations, or the exact ones."""
-
-    def __init__(self, n_in: int, n_out: int, exact: bool = False) -> None:
-        super().__init__(n_in, n_out)
-        self.exact = exact
-
-    @property
-    def form(self) -> float:
         return float(self.exact)
 
     def extra_repr(self) -> str:
-        return super().extra_repr() + (", exact=True" if self.exact else "")
+        return f"{self.n_in}, {self.n_out}" + (", exact=True" if self.exact else "")
 
 
-# a float, because kernels and formulas share the form of a cell, which is alpha elsewhere
-def _activations(exact: float) -> tuple[Activation, Activation]:
-    return (torch.sigmoid, torch.tanh) if exact else (psigmoid, ptanh)
+class FLSTMCell(_Cell):
+    """An LSTM cell with activations that cost no exponential.
 
+    i, f, g, o = Wi x + Wh h + b; c' = psigmoid(f) c + psigmoid(i) ptanh(g); h' = psigmoid(o)
+    ptanh(c')
 
-def lstm_step(
-    gates: Tensor,
-    c: Tensor,
-    sigmoid: Activation = torch.sigmoid,
-    tanh: Activation = torch.tanh,
-) -> tuple[Tensor, Tensor]:
-    """Return the next h and c of an LSTM from its gates (B, 4 H) before the activations."""
-    i, f, g, o = gates.chunk(4, 1)
-    c = sigmoid(f) * c + sigmoid(i) * tanh(g)
-    return sigmoid(o) * tanh(c), c
+    Parameters
+    ----------
+    n_in, n_out : int
+        Features of the input, units H.
+    exact : bool
+        Use the exact sigmoid and tanh instead of ``psigmoid`` and ``ptanh``.
 
+    Attributes
+    ----------
+    weight_ih : Parameter of shape (4 H, n_in)
+    weight_hh : Parameter of shape (4 H, H)
+        Orthogonal in each block of H rows, at first.
+    bias : Parameter of shape (4 H,)
 
-def gru_step(of_x: Tensor, of_h: Tensor, h: Tensor) -> Tensor:
-    """Return the next state of a GRU from the products with its input and with its state."""
-    xr, xz, xn = of_x.chunk(3, 1)
-    hr, hz, hn = of_h.chunk(3, 1)
-    r = torch.sigmoid(xr + hr)
-    z = torch.sigmoid(xz + hz)
-    n = torch.tanh(xn + r * hn)
-    return (1 - z) * n + z * h
+    Notes
+    -----
+    ``cell(x, state)`` takes ``x`` (B, n_in) and the state ``(h, c)`` of shapes (B, H), or None for
+    zero. It returns the output (B, H) and the new state, as ``Recur`` wants it. ``window`` takes
+    ``x`` (S, B, n_in).
 
+    Source: ``FLSTMCell`` of FluxUtils.jl.
 
-class FLSTMCell(_Approximate):
-    __doc__ = _CELL_DOC.format(
-        name="FLSTMCell",
-        first="An LSTM cell with activations that cost no exponential.",
-        formula="i, f, g, o = Wi x + Wh h + b; c' = psigmoid(f) c + psigmoid(i) ptanh(g); "
-        "h' = psigmoid(o) ptanh(c')",
-        keyword=_EXACT,
-        x_blocks="4 H",
-        h_blocks="4 H",
-        state="``(h, c)`` of shapes (B, H)",
-        but="",
-    )
+    Examples
+    --------
+    >>> y, state = FLSTMCell(3, 5)(torch.zeros(4, 3))
+    >>> y.shape
+    torch.Size([4, 5])
+    """
+
     x_blocks = h_blocks = 4
     n_states = 2
-
-    @staticmethod
-    def formula(
-        x: Tensor, state: States, w_x: Tensor, w_h: Tensor, b_x: None, bias: Tensor, exact: float
-    ) -> States:
-        sigmoid, tanh = _activations(exact)
-        h, c = state
-        gates = F.linear(x, w_x, bias) + F.linear(h, w_h)
-        return lstm_step(gates, c, sigmoid, tanh)
+    formula = staticmethod(_flstm)
 
     # of an instance, because it depends on the activations
     @property
     def kernel(self) -> int:  # type: ignore[override]
-        return native.LSTM.number if self.exact else 4
+        return LSTM.number if self.exact else 4
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
@@ -236,135 +250,91 @@ class FLSTMCell(_Approximate):
         with torch.no_grad():
             self.bias[self.n_out : 2 * self.n_out] = 1  # to remember, at first
 
-    def _scan(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        if self.exact:  # then nn.LSTM is faster still
-            return super()._scan(x, state)
-        h, c = state
-        y, h, c = scan_lstm(x, h, c, self.weight_ih, self.weight_hh, self.bias)
-        return y, (h, c)
-
-
-class _Gated(_Approximate):
-    """A GRU cell with fewer products or gates: ``h' = (1 - z) n + z h``."""
-
     def _scan(self, x: Tensor, state: Any) -> tuple[Tensor, State]:
-        # the shapes of the weights tell which of the cells it is
-        return scan_gru(x, state, self.weight_ih, self.weight_hh, self.bias, exact=self.exact)
+        if not self.exact:
+            h, c = state
+            y, h, c = scan_lstm(x, h, c, self.weight_ih, self.weight_hh, self.bias)
+            return y, (h, c)
+        ys = []  # nn.LSTM computes the same, and is faster than any scan here
+        for step in x.unbind():
+            out, state = self(step, state)
+            ys.append(out)
+        return torch.stack(ys), state
 
 
-class _StateGated(_Gated):
-    """A cell whose gates see the state alone: two of them, or one for both purposes."""
+class SGRUCell(_Cell):
+    """A GRU cell whose gates see the state alone.
+
+    r = psigmoid(Wr h + br); z = psigmoid(Wz h + bz); n = ptanh(Wi x + r (Wn h) + bn);
+    h' = (1 - z) n + z h
+
+    Called as :class:`FLSTMCell`, with the same arguments. The state is ``h`` (B, H); the weights
+    have the shapes (H, n_in) and (3 H, H). Source: ``SGRUCell`` of FluxUtils.jl.
+    """
 
     x_blocks = 1
-
-    @staticmethod
-    def formula(
-        x: Tensor, state: States, w_x: Tensor, w_h: Tensor, b_x: None, bias: Tensor, exact: float
-    ) -> States:
-        sigmoid, tanh = _activations(exact)
-        (h,) = state
-        n_blocks = w_h.shape[0] // h.shape[1]
-        *h_gates, hn = F.linear(h, w_h).chunk(n_blocks, 1)
-        *biases, bn = bias.chunk(n_blocks)
-        gates = [sigmoid(gate + b) for gate, b in zip(h_gates, biases, strict=True)]
-        r = gates[0]
-        z = gates[-1]  # the same one where there is one for both
-        n = tanh(F.linear(x, w_x, bn) + r * hn)
-        return ((1 - z) * n + z * h,)
-
-
-class SGRUCell(_StateGated):
-    __doc__ = _CELL_DOC.format(
-        name="SGRUCell",
-        first="A GRU cell whose gates see the state alone.",
-        formula="r = psigmoid(Wr h + br); z = psigmoid(Wz h + bz); "
-        "n = ptanh(Wi x + r (Wn h) + bn); h' = (1 - z) n + z h",
-        keyword=_EXACT,
-        x_blocks="H",
-        h_blocks="3 H",
-        state="``h`` (B, H)",
-        but="",
-    )
     h_blocks = 3
     kernel = 5
+    formula = staticmethod(_state_gated)
 
 
-class MGUCell(_Gated):
-    __doc__ = _CELL_DOC.format(
-        name="MGUCell",
-        first="A GRU cell with one gate for both purposes.",
-        formula="z = psigmoid(Vz x + Wz h + bz); n = ptanh(Vn x + z (Wn h) + bn); "
-        "h' = (1 - z) n + z h",
-        keyword=_EXACT,
-        x_blocks="2 H",
-        h_blocks="2 H",
-        state="``h`` (B, H)",
-        but="",
-    )
+class MGUCell(_Cell):
+    """A GRU cell with one gate for both purposes.
+
+    z = psigmoid(Vz x + Wz h + bz); n = ptanh(Vn x + z (Wn h) + bn); h' = (1 - z) n + z h
+
+    Called as :class:`FLSTMCell`, with the same arguments. The state is ``h`` (B, H); the weights
+    have the shapes (2 H, n_in) and (2 H, H). Source: ``MGUCell`` of FluxUtils.jl.
+    """
+
     x_blocks = 2
     h_blocks = 2
     kernel = 6
-
-    @staticmethod
-    def formula(
-        x: Tensor, state: States, w_x: Tensor, w_h: Tensor, b_x: None, bias: Tensor, exact: float
-    ) -> States:
-        sigmoid, tanh = _activations(exact)
-        (h,) = state
-        xz, xn = F.linear(x, w_x, bias).chunk(2, 1)
-        hz, hn = F.linear(h, w_h).chunk(2, 1)
-        z = sigmoid(xz + hz)
-        n = tanh(xn + z * hn)
-        return ((1 - z) * n + z * h,)
+    formula = staticmethod(_mgu)
 
 
-class SMGUCell(_StateGated):
-    __doc__ = _CELL_DOC.format(
-        name="SMGUCell",
-        first="A GRU cell with one gate for both purposes, which sees the state alone.",
-        formula="z = psigmoid(Wz h + bz); n = ptanh(Wi x + z (Wn h) + bn); h' = (1 - z) n + z h",
-        keyword=_EXACT,
-        x_blocks="H",
-        h_blocks="2 H",
-        state="``h`` (B, H)",
-        but="",
-    )
+class SMGUCell(_Cell):
+    """A GRU cell with one gate for both purposes, which sees the state alone.
+
+    z = psigmoid(Wz h + bz); n = ptanh(Wi x + z (Wn h) + bn); h' = (1 - z) n + z h
+
+    Called as :class:`FLSTMCell`, with the same arguments. The state is ``h`` (B, H); the weights
+    have the shapes (H, n_in) and (2 H, H). Source: ``SMGUCell`` of FluxUtils.jl.
+    """
+
+    x_blocks = 1
     h_blocks = 2
     kernel = 7
+    formula = staticmethod(_state_gated)
 
 
 class HFGRUCell(_Cell):
-    __doc__ = _CELL_DOC.format(
-        name="HFGRUCell",
-        first="A GRU cell whose update can be slowed down, for data of high frequency.",
-        formula="r, z = sigmoid(Vr x + Wr h + br), alpha sigmoid(Vz x + Wz h + bz); "
-        "n = tanh(Vn x + r (Wn h) + bn); h' = z n + (1 - z) h",
-        keyword="""alpha : float
-        The largest share of the state that a step replaces.""",
-        x_blocks="3 H",
-        h_blocks="3 H",
-        state="``h`` (B, H)",
-        but=" (which does not train it)",
-    )
+    """A GRU cell whose update can be slowed down, for data of high frequency.
+
+    r, z = sigmoid(Vr x + Wr h + br), alpha sigmoid(Vz x + Wz h + bz); n = tanh(Vn x + r (Wn h) +
+    bn); h' = z n + (1 - z) h
+
+    Parameters
+    ----------
+    n_in, n_out : int
+        Features of the input, units H.
+    alpha : float
+        The largest share of the state that a step replaces.
+
+    Notes
+    -----
+    Called as :class:`FLSTMCell`. The state is ``h`` (B, H); the weights have the shapes (3 H, n_in)
+    and (3 H, H). Source: ``HFGRUCell`` of FluxUtils.jl (which does not train it).
+    """
+
     x_blocks = 3
     h_blocks = 3
     kernel = 8
+    formula = staticmethod(_hfgru)
 
     def __init__(self, n_in: int, n_out: int, alpha: float = 1.0) -> None:
-        super().__init__(n_in, n_out)
+        super().__init__(n_in, n_out, exact=True)
         self.alpha = float(alpha)
-
-    @staticmethod
-    def formula(
-        x: Tensor, state: States, w_x: Tensor, w_h: Tensor, b_x: None, bias: Tensor, alpha: float
-    ) -> States:
-        (h,) = state
-        xr, xz, xn = F.linear(x, w_x, bias).chunk(3, 1)
-        hr, hz, hn = F.linear(h, w_h).chunk(3, 1)
-        r = torch.sigmoid(xr + hr)
-        z = alpha * torch.sigmoid(xz + hz)
-        n = torch.tanh(xn + r * hn)
-        return (z * n + (1 - z) * h,)
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
@@ -380,10 +350,205 @@ class HFGRUCell(_Cell):
         return self.alpha
 
     def extra_repr(self) -> str:
-        return super().extra_repr() + (f", alpha={self.alpha}" if self.alpha != 1 else "")
+        return f"{self.n_in}, {self.n_out}" + (f", alpha={self.alpha}" if self.alpha != 1 else "")
 
 
 def _glorot_(bias: Tensor) -> None:
     """Draw a bias as glorot_uniform of Flux.jl does for a vector."""
     bound = math.sqrt(6 / len(bias))
     nn.init.uniform_(bias, -bound, bound)
+
+
+# -- layers ----------------------------------------------------------------------------------------
+
+
+class CellStack(nn.Module):
+    """Stacked cells, run over whole windows; the layers here wrap one, as ``LSTM`` wraps an
+    ``nn.LSTM``.
+
+    ``stack(x, state)`` takes ``x`` (S, B, n_in) and a state of one tensor (L, B, H), a tuple of
+    them, or None. It returns the outputs (S, B, H) of the last cell and the new state.
+    """
+
+    takes_windows = True
+    batch_dim = 1
+
+    def __init__(self, cells: list[_Cell], dropout: float = 0.0) -> None:
+        super().__init__()
+        self.cells = nn.ModuleList(cells)
+        self.dropout = dropout
+        self.n_states = cells[0].n_states  # all cells are of one class
+
+    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        states = []
+        cell: Any
+        for k, cell in enumerate(self.cells):
+            if k > 0:  # between cells only, as in nn.LSTM
+                x = F.dropout(x, self.dropout, self.training)
+            x, after = cell.window(x, self._state_of_cell(state, k))
+            states.append(after)
+        return x, self._stacked(states)
+
+    def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        """Compute one step (B, n_in) by the cells' formulas, for export."""
+        states = []
+        # without dropout: what is exported only predicts
+        for k, cell in enumerate(self.cells):
+            x, after = cell(x, self._state_of_cell(state, k))
+            states.append(after)
+        return x, self._stacked(states)
+
+    def _state_of_cell(self, state: State | None, k: int) -> State | None:
+        if state is None:
+            return None
+        # one tensor has the cells as its first axis, and so has each tensor of a tuple
+        return state[k] if self.n_states == 1 else tuple(s[k] for s in state)
+
+    def _stacked(self, states: list[State]) -> State:
+        """Return the states of the cells as one state with the cells as the first axis."""
+        if self.n_states == 1:
+            return torch.stack(cast(list[Tensor], states))  # no tuples then
+        # from a tuple per cell to a tensor per state
+        return tuple(map(torch.stack, zip(*states, strict=True)))
+
+    def empty_state(self) -> tuple[Tensor, ...]:
+        first: Any = self.cells[0]
+        return tuple(s.expand(len(self.cells), *s.shape) for s in first.empty_state())
+
+
+class _CellLayer(Recur):
+    """A Recur around a stack of cells that it builds itself."""
+
+    cell: Callable[..., _Cell]
+
+    def __init__(
+        self,
+        n_in: int,
+        n_out: int,
+        num_layers: int = 1,
+        dropout: float = 0.0,
+        trainable_init: bool = False,
+    ) -> None:
+        # as Python's integers: torch refuses those of NumPy
+        n_in = operator.index(n_in)
+        n_out = operator.index(n_out)
+        num_layers = check_integer("num_layers", num_layers, 1)
+        dropout = check_probability(self, "dropout", dropout)
+        # each cell but the first reads the outputs of the one before
+        cells = [self._make(n_out if k else n_in, n_out) for k in range(num_layers)]
+        super().__init__(CellStack(cells, dropout), trainable_init)
+        self.n_in = n_in
+        self.n_out = n_out
+        self.num_layers = num_layers
+        self.dropout = dropout
+
+    def _make(self, n_in: int, n_out: int) -> _Cell:
+        return self.cell(n_in, n_out)
+
+
+class FLSTM(_CellLayer):
+    """LSTM layers with activations that cost no exponential.
+
+    Parameters
+    ----------
+    n_in, n_out : int
+        Features of the input, units of each layer.
+    num_layers : int
+        Layers stacked on one another, each with its own state.
+    dropout : float
+        Probability of dropping an output between two layers (not after the last), in training only.
+    trainable_init : bool
+        Whether the initial state is trained; see :class:`Recur`.
+
+    Notes
+    -----
+    Takes ``(B, n_in)`` or ``(S, B, n_in)`` and returns ``(B, n_out)`` or ``(S, B, n_out)``; the
+    state is carried as in :class:`Recur`. Whole windows are several times faster than their steps.
+    Without the native kernels (see :func:`native_kernels`) it is differentiable once, so penalties
+    on gradients do not work. See :class:`FLSTMCell` for the formula.
+
+    Source: ``FLSTM`` of FluxUtils.jl.
+
+    Examples
+    --------
+    >>> FLSTM(3, 5, num_layers=2)(torch.zeros(7, 4, 3)).shape
+    torch.Size([7, 4, 5])
+    """
+
+    cell = FLSTMCell
+
+
+class SGRU(_CellLayer):
+    """GRU layers whose gates see the state alone.
+
+    Arguments and notes are those of :class:`FLSTM`; see :class:`SGRUCell` for the formula. Source:
+    ``SGRU`` of FluxUtils.jl.
+
+    >>> SGRU(3, 5, num_layers=2)(torch.zeros(7, 4, 3)).shape
+    torch.Size([7, 4, 5])
+    """
+
+    cell = SGRUCell
+
+
+class MGU(_CellLayer):
+    """GRU layers with one gate for both purposes.
+
+    Arguments and notes are those of :class:`FLSTM`; see :class:`MGUCell` for the formula. Source:
+    ``MGU`` of FluxUtils.jl.
+
+    >>> MGU(3, 5, num_layers=2)(torch.zeros(7, 4, 3)).shape
+    torch.Size([7, 4, 5])
+    """
+
+    cell = MGUCell
+
+
+class SMGU(_CellLayer):
+    """GRU layers with one gate for both purposes, which sees the state alone.
+
+    Arguments and notes are those of :class:`FLSTM`; see :class:`SMGUCell` for the formula. Source:
+    ``SMGU`` of FluxUtils.jl.
+
+    >>> SMGU(3, 5, num_layers=2)(torch.zeros(7, 4, 3)).shape
+    torch.Size([7, 4, 5])
+    """
+
+    cell = SMGUCell
+
+
+class HFGRU(_CellLayer):
+    """GRU layers whose update can be slowed down, for data of high frequency.
+
+    Parameters
+    ----------
+    n_in, n_out, num_layers, dropout, trainable_init
+        As of :class:`FLSTM`.
+    alpha : float
+        The largest share of the state that a step replaces.
+
+    Notes
+    -----
+    Those of :class:`FLSTM`; see :class:`HFGRUCell` for the formula. Source: ``HFGRU`` of
+    FluxUtils.jl.
+
+    Examples
+    --------
+    >>> HFGRU(3, 5, alpha=0.5)(torch.zeros(7, 4, 3)).shape
+    torch.Size([7, 4, 5])
+    """
+
+    def __init__(
+        self,
+        n_in: int,
+        n_out: int,
+        num_layers: int = 1,
+        dropout: float = 0.0,
+        alpha: float = 1.0,
+        trainable_init: bool = False,
+    ) -> None:
+        self.alpha = float(alpha)  # before the cells are made, which take it
+        super().__init__(n_in, n_out, num_layers, dropout, trainable_init)
+
+    def _make(self, n_in: int, n_out: int) -> _Cell:
+        return HFGRUCell(n_in, n_out, self.alpha)

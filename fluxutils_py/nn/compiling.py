@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -87,38 +87,36 @@ def compiled(model: nn.Module, arguments: Mapping[str, Any] | None) -> Iterator[
         return
     import torch._dynamo  # takes seconds
 
-    calls = [_Call(part, arguments) for part in parts]
     try:
         with torch._dynamo.config.patch(recompile_limit=GRAPHS):
-            for call in calls:
-                vars(call.part)["_compiled_call_impl"] = call  # where torch looks for it
+            for part in parts:  # where torch looks for it
+                vars(part)["_compiled_call_impl"] = _compiled_call(part, arguments)
             yield
     finally:
-        for call in calls:
-            vars(call.part).pop("_compiled_call_impl", None)
+        for part in parts:
+            vars(part).pop("_compiled_call_impl", None)
 
 
-class _Call:
-    """The compiled call of a module, or its usual one if that cannot be compiled."""
+def _compiled_call(part: nn.Module, arguments: Mapping[str, Any]) -> Callable[..., Any]:
+    """Return the compiled call of a module, or its usual one if that cannot be compiled."""
 
-    def __init__(self, part: nn.Module, arguments: Mapping[str, Any]) -> None:
-        self.part = part
-        self._compiled: Any = torch.compile(self._run, **arguments)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        # a function around it, because torch does not compile the methods of its classes
+        return call_uncompiled(part, *args, **kwargs)
 
-    def _run(self, *args: Any, **kwargs: Any) -> Any:
-        # a method around it, because torch does not compile the methods of its classes
-        return call_uncompiled(self.part, *args, **kwargs)
+    fastest: Any = torch.compile(run, **arguments)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if self._compiled is None:
-            return self._run(*args, **kwargs)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        nonlocal fastest
         try:
-            return self._compiled(*args, **kwargs)
+            return fastest(*args, **kwargs)
         except torch._dynamo.exc.TorchDynamoException as error:
-            self._compiled = None  # do not try again with each window
-            name = type(self.part).__name__
+            fastest = run  # do not try again with each window
+            name = type(part).__name__
             warn(f"{name} trains uncompiled, since compiling it failed: {_reason(error)}")
-            return self._run(*args, **kwargs)
+            return run(*args, **kwargs)
+
+    return call
 
 
 def _reason(error: Exception) -> str:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from struct import Struct
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
 from fluxutils_py.errors import ShapeError
-from fluxutils_py.nn import kernels
-from fluxutils_py.nn.native import kernel_error
-from fluxutils_py.nn.native_layers import PLAIN, is_transformed
+from fluxutils_py.nn.kernels.library import VERSION, Library, library_in_use, n_threads
+from fluxutils_py.nn.kernels.modules import PLAIN, is_transformed
+from fluxutils_py.nn.kernels.recurrence import kernel_error
 
 TYPES = {
     torch.float32: 0,
@@ -89,7 +89,7 @@ def linear_recurrence(a: Tensor, b: Tensor, h0: Tensor | None = None) -> Tensor:
     if is_transformed():
         return _chunked(a, b, h0)
     tensors = (a, b, h0)
-    library = kernels.library() if all(map(_is_plain, tensors)) else None
+    library = library_in_use() if all(map(_is_plain, tensors)) else None
     contiguous = (None if t is None else _resolve_lazy(t) for t in tensors)
     result: Tensor = _LinearRecurrence.apply(library, *contiguous)
     return result
@@ -177,7 +177,7 @@ class _LinearRecurrence(Function):
     @staticmethod
     def forward(
         ctx: Any,
-        library: kernels.Library | None,
+        library: Library | None,
         a: Tensor,
         b: Tensor,
         h0: Tensor | None,
@@ -187,7 +187,7 @@ class _LinearRecurrence(Function):
             h = _chunked(a, b, h0)
         else:
             h = torch.empty_like(b)
-            _call_lib(library, library.linear_forward, _Tensors(a, b, h0, h))
+            _call(library, library.linear_forward, a, b, h0, h)
         ctx.save_for_backward(a, h0, h)
         return h
 
@@ -201,8 +201,7 @@ class _LinearRecurrence(Function):
         db = torch.empty_like(h)
         dh0 = torch.empty_like(h[0]) if of_h0 else None
         dh = _resolve_lazy(dh)
-        pointers = _Tensors(a, None, h0, h, dh, da, db, dh0)
-        _call_lib(ctx.library, ctx.library.linear_backward, pointers)
+        _call(ctx.library, ctx.library.linear_backward, a, None, h0, h, dh, da, db, dh0)
         return None, da, db, dh0
 
 
@@ -217,7 +216,7 @@ def later_products(a: Tensor) -> Tensor:
     a = a.detach()
     ones = torch.zeros_like(a)
     ones[-1] = 1
-    library = kernels.library() if _is_plain(a) and not is_transformed() else None
+    library = library_in_use() if _is_plain(a) and not is_transformed() else None
     if library is None:
         factors = torch.cat([torch.zeros_like(a[:1]), a.flip(0)[:-1]])
         return linear_recurrence(factors, ones.flip(0)).flip(0)
@@ -225,37 +224,28 @@ def later_products(a: Tensor) -> Tensor:
     # is conjugate
     a = _resolve_lazy(a.conj())
     products = torch.empty_like(a)
-    _call_lib(library, library.linear_backward, _Tensors(a, None, None, a, ones, None, products))
+    _call(library, library.linear_backward, a, None, None, a, ones, None, products)
     return products
 
 
-class _Tensors(NamedTuple):
-    """The tensors of a call of the library, in its order."""
-
-    a: Tensor
-    b: Tensor | None
-    h0: Tensor | None
-    h: Tensor
-    dh: Tensor | None = None
-    da: Tensor | None = None
-    db: Tensor | None = None
-    dh0: Tensor | None = None
-
-
-def _call_lib(
-    library: kernels.Library,
+def _call(
+    library: Library,
     function: Callable[[bytes], int],
-    tensors: _Tensors,
+    a: Tensor,
+    b: Tensor | None,
+    h0: Tensor | None,
+    h: Tensor,
+    dh: Tensor | None = None,
+    da: Tensor | None = None,
+    db: Tensor | None = None,
+    dh0: Tensor | None = None,
 ) -> None:
-    a = tensors.a
-    dtype = tensors.h.dtype
-    S, B, H = tensors.h.shape
-    n_threads = kernels.n_threads()
-    head = (kernels.VERSION, TYPES[dtype], library.isa, n_threads, S, B, H)
+    S, B, H = h.shape
+    head = (VERSION, TYPES[h.dtype], library.isa, n_threads(), S, B, H)
     # strides of a: 0 where one factor is for all steps, or for all series
     between_steps = a.shape[1] * H if len(a) == S else 0
     between_series = H if a.shape[1] == B else 0
-    addresses = [0 if t is None else t.data_ptr() for t in tensors]
+    addresses = [0 if t is None else t.data_ptr() for t in (a, b, h0, h, dh, da, db, dh0)]
     code = function(_CALL.pack(*head, between_steps, between_series, *addresses))
     if code:
         raise kernel_error(code)

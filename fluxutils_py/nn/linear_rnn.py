@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from functools import partial
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from fluxutils_py.nn import kernels
+from fluxutils_py.nn.kernels.library import library_in_use
+from fluxutils_py.nn.kernels.modules import is_intercepted, is_plain, run_cell
+from fluxutils_py.nn.kernels.recurrence import Cell, State, last_state_slopes
 from fluxutils_py.nn.linear_recurrence import later_products, linear_recurrence
-from fluxutils_py.nn.native import Cell, State, last_state_slopes
-from fluxutils_py.nn.native_layers import is_intercepted, is_plain, run_cell
 from fluxutils_py.nn.recurrent import Recur, Sensitivity
 from fluxutils_py.nn.sizes import check_features, set_sizes
 
@@ -26,27 +27,36 @@ LONG_WINDOW = 1 << 18  # values of all steps, series and units
 FEW_COLUMNS = 16  # of a product with many rows, whose transpose is then several times faster
 
 
-def _follows_past(state: Tensor | None) -> bool:
-    """Return whether gradients that reach a state have to go on through what is carried: it begins
-    a window, and gradients are computed.
+class _StateAfterPast(Function):
+    """The state at the start of a window; its gradient goes on to the parameters."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        state: Tensor,
+        gradients: Callable[[Tensor], tuple[Tensor | None, ...]],
+        *parameters: Tensor | None,
+    ) -> Tensor:
+        ctx.gradients = gradients
+        return state.view_as(state)
+
+    @staticmethod
+    def backward(ctx: Any, d_state: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, *ctx.gradients(d_state)
+
+
+def _after_past(
+    state: Tensor | None,
+    gradients: Callable[[Tensor], tuple[Tensor | None, ...]],
+    *parameters: Tensor | None,
+) -> Tensor | None:
+    """Return the state that begins a window; where gradients are computed, one whose gradient goes
+    on to the parameters, by the function ``gradients``.
     """
-    return state is not None and torch.is_grad_enabled() and not state.requires_grad
-
-
-class _Past(NamedTuple):
-    """The states before the steps of a window: the first (B, H), None if zero, and outputs (S, B,
-    H).
-    """
-
-    first: Tensor | None
-    outputs: Tensor
-
-    def subtract_from_(self, values: Tensor) -> Tensor:
-        """Subtract the states before each step from values (S, B, H), in place; return them."""
-        values[1:].sub_(self.outputs[:-1])
-        if self.first is not None:
-            values[0].sub_(self.first)
-        return values
+    if state is None or not torch.is_grad_enabled() or state.requires_grad:
+        return state
+    after: Tensor = _StateAfterPast.apply(state, gradients, *parameters)
+    return after
 
 
 class _GatedRecurrence(nn.Module):
@@ -57,8 +67,8 @@ class _GatedRecurrence(nn.Module):
     kernel: ClassVar[int]  # number of the native kernel
     # a and b from the blocks, all (S, B, H)
     coefficients: ClassVar[Callable[..., tuple[Tensor, Tensor]]]
-    # from the states before each step and the blocks, which it may overwrite: the derivatives of
-    # the last state with respect to each block, and the product of a over all steps
+    # from the gates and the candidate less the state before each step, which it may overwrite: the
+    # derivatives of the last state with respect to each block, and the product of a over all steps
     slopes: ClassVar[Callable[..., tuple[tuple[Tensor, ...], Tensor]]]
 
     def __init__(self, n_in: int, n_out: int) -> None:
@@ -100,7 +110,7 @@ class _GatedRecurrence(nn.Module):
         cell = Cell(self.kernel, 1, self.n_blocks, 0, self._step)
         return run_cell(self, cell, x, state, weights)
 
-    # -- gradients that reach beyond a window, see nn/sensitivities.py -----------------------------
+    # -- gradients that reach beyond a window, see nn/states.py -----------------------------
 
     def first_sensitivity(self, n_series: int, with_initial: bool) -> Sensitivity:
         """Return the sensitivity of the initial state: to the weights (B, F, blocks H), to the
@@ -122,9 +132,8 @@ class _GatedRecurrence(nn.Module):
         ``initial`` state.
         """
         linear = self.linear
-        start = state
-        if _follows_past(state):
-            start = _GatedPast.apply(state, sensitivity, linear.weight, linear.bias, initial)
+        gradients = partial(_gradients_of_past, sensitivity)
+        start = _after_past(state, gradients, linear.weight, linear.bias, initial)
         result: Any = self.by_kernel(x, start)
         y, after = self(x, start) if result is None else result
         with torch.no_grad():
@@ -136,7 +145,7 @@ class _GatedRecurrence(nn.Module):
     ) -> Sensitivity:
         linear = self.linear
         sums = F.linear(x, linear.weight, linear.bias)
-        slopes, product = self._slopes(_Past(state, y), sums)
+        slopes, product = self._slopes(state, y, sums)
         of_weight, of_bias, *of_initial = sensitivity
         kept = product.repeat(1, self.n_blocks)
         to_weight = of_weight * kept[:, None]
@@ -144,18 +153,19 @@ class _GatedRecurrence(nn.Module):
         to_bias = torch.addcmul(slopes.sum(0), of_bias, kept)
         return to_weight, to_bias, *(t * product for t in of_initial)
 
-    def _slopes(self, past: _Past, sums: Tensor) -> tuple[Tensor, Tensor]:
+    def _slopes(self, state: Tensor | None, y: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
         """Return the derivatives of the last state with respect to the sums (S, B, blocks H) of
         gates and candidate, which they may replace, and the product of a over all steps.
         """
-        library = kernels.library()
-        tensors = (sums, past.outputs, past.first)
-        if library is not None and all(t is None or is_plain(t) for t in tensors):
-            found = last_state_slopes(library, self.kernel, sums, past.outputs, past.first)
-            if found is not None:
-                return found
-        blocks = sums.split(self.n_out, -1)
-        slopes, product = self.slopes(past, *blocks)
+        library = library_in_use()
+        tensors = (sums, y, state)
+        if library is not None and y.numel() and all(t is None or is_plain(t) for t in tensors):
+            return last_state_slopes(library, self.kernel, sums, y, state)
+        *gates, candidate = sums.split(self.n_out, -1)
+        candidate[1:].sub_(y[:-1])
+        if state is not None:
+            candidate[0].sub_(state)
+        slopes, product = self.slopes(*gates, candidate)
         return torch.cat(slopes, -1), product
 
     def _step(
@@ -183,20 +193,18 @@ class _MinGRU(_GatedRecurrence):
     kernel = 9
 
     @staticmethod
-    def coefficients(*blocks: Tensor) -> tuple[Tensor, Tensor]:
-        gate, candidate = blocks
+    def coefficients(gate: Tensor, candidate: Tensor) -> tuple[Tensor, Tensor]:
         z = torch.sigmoid(gate)
         return 1 - z, z * candidate
 
     @staticmethod
-    def slopes(past: _Past, *blocks: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-        gate, candidate = blocks
+    def slopes(gate: Tensor, away: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
         z = gate.sigmoid_()
         kept = 1 - z
         later = later_products(kept)
         product = kept[0] * later[0]
         of_candidate = later.mul_(z)
-        of_gate = past.subtract_from_(candidate).mul_(kept).mul_(of_candidate)
+        of_gate = away.mul_(kept).mul_(of_candidate)
         return (of_gate, of_candidate), product
 
 
@@ -205,54 +213,40 @@ class _MinLSTM(_GatedRecurrence):
     kernel = 10
 
     @staticmethod
-    def coefficients(*blocks: Tensor) -> tuple[Tensor, Tensor]:
-        forget, write, candidate = blocks
+    def coefficients(forget: Tensor, write: Tensor, candidate: Tensor) -> tuple[Tensor, Tensor]:
         # f / (f + i), also where both are 0 in floating point
         keep = torch.sigmoid(F.logsigmoid(forget) - F.logsigmoid(write))
         return keep, torch.addcmul(candidate, keep, candidate, value=-1)
 
     @staticmethod
-    def slopes(past: _Past, *blocks: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-        forget, write, candidate = blocks
+    def slopes(forget: Tensor, write: Tensor, away: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
         keep = torch.sigmoid(F.logsigmoid(forget) - F.logsigmoid(write))
         later = later_products(keep)
         product = keep[0] * later[0]
         of_candidate = torch.addcmul(later, later, keep, value=-1)
         # of the difference of the logarithms of both gates, negative
-        common = past.subtract_from_(candidate).mul_(keep).mul_(of_candidate)
+        common = away.mul_(keep).mul_(of_candidate)
         of_write = write.neg_().sigmoid_().mul_(common)
         of_forget = forget.neg_().sigmoid_().mul_(common).neg_()
         return (of_forget, of_write, of_candidate), product
 
 
-class _GatedPast(Function):
-    """The state at the start of a window; its gradient goes on to the parameters."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        state: Tensor,
-        sensitivity: Sensitivity,
-        weight: Tensor,
-        bias: Tensor,
-        initial: Tensor | None,
-    ) -> Tensor:
-        ctx.sensitivity = sensitivity
-        return state.view_as(state)
-
-    @staticmethod
-    def backward(ctx: Any, d_state: Tensor) -> tuple[Tensor | None, ...]:
-        of_weight, of_bias, *of_initial = ctx.sensitivity
-        d_rows = d_state.repeat(1, of_bias.shape[1] // d_state.shape[1])
-        d_weight = (of_weight * d_rows[:, None]).sum(0).T
-        d_bias = (of_bias * d_rows).sum(0)
-        d_initial = (of_initial[0] * d_state).sum(0, keepdim=True) if of_initial else None
-        return None, None, d_weight, d_bias, d_initial
+def _gradients_of_past(sensitivity: Sensitivity, d_state: Tensor) -> tuple[Tensor | None, ...]:
+    """Return what a gradient of the state adds to those of the weight, the bias and the initial
+    state.
+    """
+    of_weight, of_bias, *of_initial = sensitivity
+    d_rows = d_state.repeat(1, of_bias.shape[1] // d_state.shape[1])
+    d_weight = (of_weight * d_rows[:, None]).sum(0).T
+    d_bias = (of_bias * d_rows).sum(0)
+    d_initial = (of_initial[0] * d_state).sum(0, keepdim=True) if of_initial else None
+    return d_weight, d_bias, d_initial
 
 
-_GATED_DOC = """{name}: {first}
+class MinGRU(Recur):
+    """MinGRU: a GRU with a single gate, which depends on the input alone.
 
-    {formula}
+    z = sigmoid(Wz x + bz); h' = (1 - z) h + z (Wh x + bh)
 
     The gates and the candidate depend on the input but not on the state: there are no recurrent
     weights to multiply with at every step, and training is several times faster than with an LSTM.
@@ -277,7 +271,7 @@ _GATED_DOC = """{name}: {first}
     -----
     Takes ``(B, n_in)`` or ``(S, B, n_in)`` and returns ``(B, n_out)`` or ``(S, B, n_out)``. The
     state is ``h`` (B, n_out), initially zero. ``module.linear`` holds the weights: H rows each for
-    {blocks}, in this order. Native kernels compute windows of 8 or more series, and long windows of
+    z and h, in this order. Native kernels compute windows of 8 or more series, and long windows of
     4 or more (see :func:`native_kernels`); otherwise matrix products and :func:`linear_recurrence`
     do. The results are equal up to rounding.
 
@@ -285,43 +279,59 @@ _GATED_DOC = """{name}: {first}
 
     Examples
     --------
-    >>> {name}(3, 5)(torch.zeros(7, 4, 3)).shape
+    >>> MinGRU(3, 5)(torch.zeros(7, 4, 3)).shape
     torch.Size([7, 4, 5])
     """
 
-
-class _InputGated(Recur):
-    """A ``Recur`` that makes its own inner module."""
-
-    _inner: ClassVar[type[_GatedRecurrence]]
     n_in: int
     n_out: int
 
     def __init__(self, n_in: int, n_out: int, trainable_init: bool = False) -> None:
         set_sizes(self, n_in=n_in, n_out=n_out)
-        inner = self._inner(self.n_in, self.n_out)
-        super().__init__(inner, trainable_init)
+        super().__init__(_MinGRU(self.n_in, self.n_out), trainable_init)
 
 
-class MinGRU(_InputGated):
-    __doc__ = _GATED_DOC.format(
-        name="MinGRU",
-        first="a GRU with a single gate, which depends on the input alone.",
-        formula="z = sigmoid(Wz x + bz); h' = (1 - z) h + z (Wh x + bh)",
-        blocks="z and h",
-    )
-    _inner = _MinGRU
+class MinLSTM(Recur):
+    """MinLSTM: an LSTM with two gates, which depend on the input alone and sum to one.
 
+    f, i = sigmoid(Wf x + bf), sigmoid(Wi x + bi); h' = (f h + i (Wh x + bh)) / (f + i)
 
-class MinLSTM(_InputGated):
-    __doc__ = _GATED_DOC.format(
-        name="MinLSTM",
-        first="an LSTM with two gates, which depend on the input alone and sum to one.",
-        formula="f, i = sigmoid(Wf x + bf), sigmoid(Wi x + bi); "
-        "h' = (f h + i (Wh x + bh)) / (f + i)",
-        blocks="f, i and h",
-    )
-    _inner = _MinLSTM
+    As fast to train as :class:`MinGRU`, and like it best stacked in a :class:`SequenceStack`.
+
+    Parameters
+    ----------
+    n_in, n_out : int
+        Number of input features, and number of units H.
+    trainable_init : bool
+        Whether to train the initial state; see :class:`Recur`.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If a size is not an integer, or below 1.
+    ShapeError
+        In ``forward``, if the input does not have ``n_in`` features.
+
+    Notes
+    -----
+    Takes ``(B, n_in)`` or ``(S, B, n_in)`` and returns ``(B, n_out)`` or ``(S, B, n_out)``. The
+    state is ``h`` (B, n_out), initially zero. ``module.linear`` holds the weights: H rows each for
+    f, i and h, in this order. Native kernels compute the same windows as of :class:`MinGRU`.
+
+    Source: Feng et al. (2024), "Were RNNs all we needed?", arXiv:2410.01201.
+
+    Examples
+    --------
+    >>> MinLSTM(3, 5)(torch.zeros(7, 4, 3)).shape
+    torch.Size([7, 4, 5])
+    """
+
+    n_in: int
+    n_out: int
+
+    def __init__(self, n_in: int, n_out: int, trainable_init: bool = False) -> None:
+        set_sizes(self, n_in=n_in, n_out=n_out)
+        super().__init__(_MinLSTM(self.n_in, self.n_out), trainable_init)
 
 
 class _DiagonalRecurrence(nn.Module):
@@ -334,15 +344,13 @@ class _DiagonalRecurrence(nn.Module):
         n_in: int,
         n_out: int,
         n_states: int,
-        r_min: float,
-        r_max: float,
-        max_phase: float,
+        ring: tuple[float, float, float],
     ) -> None:
         super().__init__()
         self.n_in = n_in
         self.n_out = n_out
         self.n_states = n_states
-        self.ring = (r_min, r_max, max_phase)
+        self.ring = ring
         self.nu_log = nn.Parameter(torch.empty(n_states))
         self.theta_log = nn.Parameter(torch.empty(n_states))
         self.gamma_log = nn.Parameter(torch.empty(n_states))
@@ -414,7 +422,7 @@ class _DiagonalRecurrence(nn.Module):
             y = torch.addmm(skip_rows, h_rows, self.weight_out.T)
         return y.view(*x.shape[:2], self.n_out), h
 
-    # -- gradients that reach beyond a window, see nn/sensitivities.py -----------------------------
+    # -- gradients that reach beyond a window, see nn/states.py -----------------------------
 
     def first_sensitivity(self, n_series: int, with_initial: bool) -> Sensitivity:
         """Return the sensitivity of the initial state: to nu_log, theta_log and gamma_log (B, 3,
@@ -438,10 +446,8 @@ class _DiagonalRecurrence(nn.Module):
         self, x: Tensor, state: Tensor | None, sensitivity: Sensitivity, initial: Tensor | None
     ) -> tuple[Tensor, Tensor, Sensitivity]:
         """Run a window as :meth:`_GatedRecurrence.run_exactly` does."""
-        start = state
-        if _follows_past(state):
-            trained = (self.nu_log, self.theta_log, self.gamma_log, self.weight_in, initial)
-            start = _DiagonalPast.apply(state, sensitivity, *trained)
+        trained = (self.nu_log, self.theta_log, self.gamma_log, self.weight_in, initial)
+        start = _after_past(state, partial(_gradients_of_diagonal_past, sensitivity), *trained)
         y, h = self._run(x, start)
         with torch.no_grad():
             moved = self._move_on(x, state, h, sensitivity)
@@ -501,30 +507,24 @@ class _DiagonalRecurrence(nn.Module):
         return y, h
 
 
-class _DiagonalPast(Function):
-    """The state at the start of a window; its gradient goes on to the parameters."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, state: Tensor, sensitivity: Sensitivity, *parameters: Tensor | None
-    ) -> Tensor:
-        ctx.sensitivity = sensitivity
-        return state.view_as(state)
-
-    @staticmethod
-    def backward(ctx: Any, d_state: Tensor) -> tuple[Tensor | None, ...]:
-        of_units, of_weight, *of_initial = ctx.sensitivity
-        # of real numbers, by the real and the imaginary part of the state
-        d_units = (of_units * d_state[:, None]).sum((0, 3))
-        # of the imaginary part of a weight: i times the derivative by the real part
-        real, imaginary = d_state.unbind(-1)
-        turned = torch.stack([imaginary, -real], -1)
-        d_weight = [(of_weight * d[..., None]).sum((0, 2)) for d in (d_state, turned)]
-        d_initial = None
-        if of_initial:
-            d = [(of_initial[0] * d).sum((0, 2)) for d in (d_state, turned)]
-            d_initial = torch.stack(d, -1)[None]
-        return None, None, *d_units.unbind(0), torch.stack(d_weight, 1).flatten(0, 1), d_initial
+def _gradients_of_diagonal_past(
+    sensitivity: Sensitivity, d_state: Tensor
+) -> tuple[Tensor | None, ...]:
+    """Return what a gradient of the state adds to those of nu_log, theta_log, gamma_log, the
+    weights of the input and the initial state.
+    """
+    of_units, of_weight, *of_initial = sensitivity
+    # of real numbers, by the real and the imaginary part of the state
+    d_units = (of_units * d_state[:, None]).sum((0, 3))
+    # of the imaginary part of a weight: i times the derivative by the real part
+    real, imaginary = d_state.unbind(-1)
+    turned = torch.stack([imaginary, -real], -1)
+    d_weight = [(of_weight * d[..., None]).sum((0, 2)) for d in (d_state, turned)]
+    d_initial = None
+    if of_initial:
+        d = [(of_initial[0] * d).sum((0, 2)) for d in (d_state, turned)]
+        d_initial = torch.stack(d, -1)[None]
+    return *d_units.unbind(0), torch.stack(d_weight, 1).flatten(0, 1), d_initial
 
 
 class LRU(Recur):
@@ -608,12 +608,6 @@ class LRU(Recur):
         self.r_min = float(r_min)
         self.r_max = float(r_max)
         self.max_phase = float(max_phase)
-        inner = _DiagonalRecurrence(
-            self.n_in,
-            self.n_out,
-            self.n_states,
-            self.r_min,
-            self.r_max,
-            self.max_phase,
-        )
+        ring = (self.r_min, self.r_max, self.max_phase)
+        inner = _DiagonalRecurrence(self.n_in, self.n_out, self.n_states, ring)
         super().__init__(inner, trainable_init)

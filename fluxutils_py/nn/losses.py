@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.modules.loss import _Loss
 
 from fluxutils_py.errors import DataError, ShapeError
+from fluxutils_py.nn.kernels.modules import is_intercepted
 from fluxutils_py.nn.model_windows import output_remedy, run_window
-from fluxutils_py.nn.native_layers import is_intercepted
 from fluxutils_py.nn.precision import as_float32
 
 __all__ = ["seqloss"]
@@ -23,33 +23,29 @@ __all__ = ["seqloss"]
 Loss = Callable[..., Tensor]
 Tensors = Tensor | Sequence[Tensor]  # one input or output, or several
 
-_CLASS_LOSSES = (nn.CrossEntropyLoss, nn.NLLLoss)
-_CLASS_FUNCTIONS = (F.cross_entropy, F.nll_loss)
+# criteria of torch, and their functions
+Criteria = dict[type, object]
+_CLASS_LOSSES: Criteria = {nn.CrossEntropyLoss: F.cross_entropy, nn.NLLLoss: F.nll_loss}
+_PROBABILITY_LOSSES: Criteria = {nn.BCELoss: F.binary_cross_entropy}
+_BINARY_LOSSES: Criteria = _PROBABILITY_LOSSES | {
+    nn.BCEWithLogitsLoss: F.binary_cross_entropy_with_logits,
+}
 # the outputs of these are values of the targets, in their unit
-_VALUE_LOSSES = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss)
-_VALUE_FUNCTIONS = (F.mse_loss, F.l1_loss, F.smooth_l1_loss, F.huber_loss)
+_VALUE_LOSSES: Criteria = {
+    nn.MSELoss: F.mse_loss,
+    nn.L1Loss: F.l1_loss,
+    nn.SmoothL1Loss: F.smooth_l1_loss,
+    nn.HuberLoss: F.huber_loss,
+}
 # torch broadcasts the outputs and targets of these, which is never meant
-_SAME_SHAPE = (
-    nn.MSELoss,
-    nn.L1Loss,
-    nn.SmoothL1Loss,
-    nn.HuberLoss,
-    nn.BCELoss,
-    nn.BCEWithLogitsLoss,
-    nn.PoissonNLLLoss,
-    nn.KLDivLoss,
-    nn.SoftMarginLoss,
-)
-_SAME_SHAPE_FUNCTIONS = (
-    F.mse_loss,
-    F.l1_loss,
-    F.smooth_l1_loss,
-    F.huber_loss,
-    F.binary_cross_entropy,
-    F.binary_cross_entropy_with_logits,
-    F.poisson_nll_loss,
-    F.kl_div,
-    F.soft_margin_loss,
+_SAME_SHAPE: Criteria = (
+    _VALUE_LOSSES
+    | _BINARY_LOSSES
+    | {
+        nn.PoissonNLLLoss: F.poisson_nll_loss,
+        nn.KLDivLoss: F.kl_div,
+        nn.SoftMarginLoss: F.soft_margin_loss,
+    }
 )
 
 SMALLEST = 1e-12  # weight of an output, above 0
@@ -61,8 +57,8 @@ class SeqLoss:
     def __init__(self, criterion: Callable[..., Tensor]) -> None:
         self.criterion = criterion
         core = _innermost_function(criterion)
-        self.classes = isinstance(core, _CLASS_LOSSES) or core in _CLASS_FUNCTIONS
-        self.values = isinstance(core, _VALUE_LOSSES) or core in _VALUE_FUNCTIONS
+        self.classes = _is_one_of(_CLASS_LOSSES, core)
+        self.values = _is_one_of(_VALUE_LOSSES, core)
         # of torch's other losses, the outputs are scores or probabilities
         self.scores = _is_of_torch(core) and not self.values
         self._same_shape = needs_equal_shapes(criterion)
@@ -188,7 +184,7 @@ class SeqLoss:
         if self.classes:
             smoothing = _criterion_setting(self.criterion, "label_smoothing", 0.0)
             return self._reduction == "mean" and not smoothing
-        if not _is_binary(_innermost_function(self.criterion)):
+        if not _is_one_of(_BINARY_LOSSES, _innermost_function(self.criterion)):
             return self.is_mean_squared_error
         names = ("weight", "pos_weight")
         weights = [_criterion_setting(self.criterion, name, None) for name in names]
@@ -238,8 +234,7 @@ class SeqLoss:
             return self._class_loss(out, y, ws) if self.classes else self._value_loss(out, y, ws)
         except RuntimeError as error:  # torch's message names neither values nor the way out
             core = _innermost_function(self.criterion)
-            takes_probabilities = isinstance(core, nn.BCELoss) or core is F.binary_cross_entropy
-            if not takes_probabilities or "between 0 and 1" not in str(error):
+            if not _is_one_of(_PROBABILITY_LOSSES, core) or "between 0 and 1" not in str(error):
                 raise
             if "target" in str(error):
                 raise DataError(f"{self!r} takes targets from 0 to 1, got {_range(y)}") from None
@@ -386,8 +381,7 @@ def _as_rows(y: Tensor) -> Tensor:
 
 def needs_equal_shapes(f: object) -> bool:
     """Whether a callable is a criterion of torch that compares outputs and targets one by one."""
-    core = _innermost_function(f)
-    return isinstance(core, _SAME_SHAPE) or core in _SAME_SHAPE_FUNCTIONS
+    return _is_one_of(_SAME_SHAPE, _innermost_function(f))
 
 
 def require_equal_shapes(f: object, out: object, y: object) -> None:
@@ -555,13 +549,8 @@ def _innermost_function(f: object) -> object:
     return f
 
 
-def _takes_log_odds(core: object) -> bool:
-    return isinstance(core, nn.BCEWithLogitsLoss) or core is F.binary_cross_entropy_with_logits
-
-
-def _is_binary(core: object) -> bool:
-    takes_probabilities = isinstance(core, nn.BCELoss) or core is F.binary_cross_entropy
-    return takes_probabilities or _takes_log_odds(core)
+def _is_one_of(losses: Criteria, core: object) -> bool:
+    return isinstance(core, tuple(losses)) or core in losses.values()
 
 
 def _is_of_torch(core: object) -> bool:

@@ -7,12 +7,11 @@ import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from fluxutils_py.errors import ShapeError, warn
+from fluxutils_py.errors import ShapeError
 from fluxutils_py.nn.copying import deep_copy, shallow_copy
 from fluxutils_py.nn.recurrent import Recur, unwrapped_recurrent
 from fluxutils_py.nn.states import recurrent_layers, reset
@@ -21,6 +20,7 @@ from fluxutils_py.torch_private import version_of
 Outputs = Tensor | tuple[Tensor, ...]
 Tensors = Sequence[Tensor]
 Run = Callable[[nn.Module, Tensors], Outputs]
+Attempt = tuple[Tensor, ...] | Exception  # the outputs of a trial, or the error that it raised
 
 OUTPUT_ALONE = (
     "recurrent layers of fluxutils_py.nn return their output alone, not a tuple with a state: "
@@ -132,10 +132,10 @@ def window_mode(model: nn.Module, xs: Tensors) -> str:
 def _require_reset_of_declared(model: nn.Module, xs: Tensors, mode: str) -> None:
     """Raise if a model that declares its mode keeps a state that :func:`reset` does not know."""
     run = _run_whole if mode == "windows" else _run_stepwise
-    with _trial(model, xs, TRIAL_STEPS) as trial:
-        attempt = trial.attempt(run)
-        if attempt.error is None:  # a model that fails will tell why when it is used
-            _require_reset(trial, xs, attempt)
+    with _trial(model, xs) as (twin, sample):
+        outputs = _attempt(run, twin, sample)
+        if not isinstance(outputs, Exception):  # a model that fails will tell why when it is used
+            _require_reset(model, xs, run, _attempt(run, twin, sample), outputs)
 
 
 def takes_gaps(model: nn.Module) -> bool:
@@ -173,53 +173,34 @@ def prediction_copy(model: nn.Module) -> nn.Module:
     return twin
 
 
-class _Attempt(NamedTuple):
-    """A run of a trial: its outputs, or the error that it raised."""
-
-    run: Run
-    outputs: Tensors
-    error: Exception | None
-
-    def equals(self, other: _Attempt) -> bool:
-        """Return whether both ran, with equal outputs."""
-        return not (self.error or other.error) and _equal_outputs(self.outputs, other.outputs)
-
-
-class _Trial(NamedTuple):
-    """A disturbed copy of a model, and disturbed steps of a few series to run it on."""
-
-    model: nn.Module
-    twin: nn.Module
-    sample: list[Tensor]
-
-    def attempt(self, run: Run, sample: Tensors | None = None) -> _Attempt:
-        """Run the copy from its initial state on the sample, or on a part of it."""
-        xs = self.sample if sample is None else sample
-        try:
-            # copies, because a model may change its inputs
-            copies = [x.clone() for x in xs]
-            out = run(reset(self.twin), copies)
-        except Exception as error:  # whatever the user's model raises: the other way may work
-            return _Attempt(run, (), error)
-        return _Attempt(run, as_tuple(out), None)
-
-
 def _try_both(model: nn.Module, xs: Tensors) -> str:
     """Return the :func:`window_mode` of a model by running it both ways."""
-    with _trial(model, xs, TRIAL_STEPS) as trial:
-        whole = trial.attempt(_run_whole)
-        steps = trial.attempt(_run_stepwise)
-        if whole.error and steps.error:
-            raise _neither_way(model, xs, whole.error, steps.error) from steps.error
-        working = steps if whole.error else whole
+    with _trial(model, xs) as (twin, sample):
+        whole = _attempt(_run_whole, twin, sample)
+        steps = _attempt(_run_stepwise, twin, sample)
+        run = _run_whole
+        outputs = whole
+        if isinstance(whole, Exception):
+            if isinstance(steps, Exception):
+                raise _neither_way(model, xs, whole, steps) from steps
+            run = _run_stepwise
+            outputs = steps
+        again = _attempt(run, twin, sample)
         # first, since a state that reset() does not know may be why the two ways differ
-        _require_reset(trial, xs, working)
-        if not (whole.error or steps.error or whole.equals(steps)):
-            raise _different_ways(trial, whole)
-        _require_series_apart(trial, working)
-    if whole.error:
-        return "steps"
-    return "windows" if steps.error else "either"
+        _require_reset(model, xs, run, again, outputs)
+        if isinstance(whole, Exception):
+            mode = "steps"
+        elif isinstance(steps, Exception):
+            mode = "windows"
+        elif _equal_outputs(whole, steps):
+            mode = "either"
+        else:
+            raise _different_ways(model, sample[0].shape, whole)
+        suspect = _batch_first_layer(model)
+        if suspect and _equal_outputs(again, outputs):  # else it depends on more than its inputs
+            alone = _attempt(run, twin, [x[:, -1:] for x in sample])
+            _require_series_apart(model, suspect, outputs, alone)
+    return mode
 
 
 def _neither_way(
@@ -241,8 +222,7 @@ def _neither_way(
     )
 
 
-def _different_ways(trial: _Trial, whole: _Attempt) -> ShapeError:
-    model = trial.model
+def _different_ways(model: nn.Module, window: torch.Size, whole: Attempt) -> ShapeError:
     remedy = (
         "set the class attribute takes_windows = True (it is meant to see whole windows) or "
         "False (single steps)"
@@ -255,7 +235,7 @@ def _different_ways(trial: _Trial, whole: _Attempt) -> ShapeError:
             f"{remedy}"
         )
     else:
-        missing_axes = _describe_missing_axes(trial, whole)
+        missing_axes = _describe_missing_axes(window, whole)
         if missing_axes is not None:
             remedy = missing_axes
     return ShapeError(
@@ -264,12 +244,13 @@ def _different_ways(trial: _Trial, whole: _Attempt) -> ShapeError:
     )
 
 
-def _describe_missing_axes(trial: _Trial, attempt: _Attempt) -> str | None:
+def _describe_missing_axes(window: torch.Size, outputs: Attempt) -> str | None:
     """Return which shape lacks axes among the outputs for a window, and the remedy; None: all are
     (S, B, G).
     """
-    window = trial.sample[0].shape
-    for out in attempt.outputs:
+    if isinstance(outputs, Exception):
+        return None
+    for out in outputs:
         if out.dim() < 3:
             remedy = output_remedy(out.shape, window)
             return (
@@ -298,8 +279,8 @@ def require_step_outputs(model: nn.Module, xs: Tensors) -> None:
     It is tried out like in :func:`takes_windows`.
     """
     run = _run_whole if takes_windows(model, xs) else _run_stepwise
-    with _trial(model, xs, TRIAL_STEPS) as trial:
-        missing_axes = _describe_missing_axes(trial, trial.attempt(run))
+    with _trial(model, xs) as (twin, sample):
+        missing_axes = _describe_missing_axes(sample[0].shape, _attempt(run, twin, sample))
     if missing_axes is not None:
         raise ShapeError(
             f"the model {type(model).__name__}: {missing_axes}; a loss would broadcast them with "
@@ -307,27 +288,26 @@ def require_step_outputs(model: nn.Module, xs: Tensors) -> None:
         )
 
 
-def _require_reset(trial: _Trial, xs: Tensors, attempt: _Attempt) -> None:
+def _require_reset(
+    model: nn.Module, xs: Tensors, run: Run, again: Attempt, outputs: Attempt
+) -> None:
     """Raise if the model keeps a state that :func:`reset` does not know, and the next series would
     start from.
 
-    ``attempt`` is an earlier run of the trial.
+    ``again`` is a second run of the trial that gave the ``outputs``.
     """
-    model = trial.model
-    run = attempt.run
-    if trial.attempt(run).equals(attempt):
+    if _equal_outputs(again, outputs):
         return
-    n_steps = len(trial.sample[0])
-    with _trial(model, xs, n_steps) as fresh:
-        tensors_before = _kept_tensors(fresh.twin)
-        first = fresh.attempt(run)
-        keeps_tensors = _kept_tensors(fresh.twin) != tensors_before
-        second = fresh.attempt(run)
-    with _trial(model, xs, n_steps) as fresh:
+    with _trial(model, xs) as (twin, sample):
+        tensors_before = _kept_tensors(twin)
+        first = _attempt(run, twin, sample)
+        keeps_tensors = _kept_tensors(twin) != tensors_before
+        second = _attempt(run, twin, sample)
+    with _trial(model, xs) as (twin, sample):
         torch.rand(())  # random outputs now come from other numbers
-        repeated = fresh.attempt(run)
-    is_random = not first.equals(repeated)
-    if is_random or first.equals(second):
+        repeated = _attempt(run, twin, sample)
+    is_random = not _equal_outputs(first, repeated)
+    if is_random or _equal_outputs(first, second):
         return
     if not keeps_tensors:  # it depends on a number, as a count of its calls: no state of a series
         return
@@ -357,44 +337,36 @@ def _kept_tensors(model: nn.Module) -> list[tuple[int, int]]:
     return [(id(t), version_of(t)) for t in kept if isinstance(t, Tensor)]
 
 
-def _require_series_apart(trial: _Trial, attempt: _Attempt) -> None:
-    """Warn if the last series has other outputs alone than among others, or raise if a layer takes
-    them for steps.
-    """
-    run = attempt.run
-    together = attempt.outputs
-    last_series = [x[:, -1:] for x in trial.sample]
-    alone = trial.attempt(run, last_series)
-    if alone.error or any(y.dim() < 3 for y in together):
-        return
-    last_outputs = [y[:, -1:] for y in together]
-    if _equal_outputs(alone.outputs, last_outputs):
-        return
-    if not trial.attempt(run).equals(attempt):  # it depends on more than its inputs
-        return
-    model = trial.model
-    mixes = (
-        f"the model {type(model).__name__} gives a series other outputs alone than together with "
-        "others"
-    )
+def _batch_first_layer(model: nn.Module) -> str:
+    """Return the name and the class of a layer that may take series for steps; "" if none may."""
     for name, m in model.named_modules():
         if getattr(m, "batch_first", False) is True:
-            raise ShapeError(
-                f"{mixes}: {name or 'it'!r} ({type(m).__name__}) has batch_first=True and takes "
-                "series for steps, because windows come as (S, B, F), time first. Build it with "
-                "batch_first=False"
-            )
-    warn(
-        f"{mixes}: what it predicts depends on which series are in a minibatch. Windows come as "
-        "(S, B, F), time first; compute each series of axis 1 by itself, unless you mean to mix "
-        "them"
-    )
+            return f"{name or 'it'!r} ({type(m).__name__})"
+    return ""
+
+
+def _require_series_apart(
+    model: nn.Module, suspect: str, together: Attempt, alone: Attempt
+) -> None:
+    """Raise if the last series has other outputs alone than among others: a layer takes series for
+    steps.
+    """
+    if isinstance(together, Exception) or isinstance(alone, Exception):
+        return
+    if any(y.dim() < 3 for y in together):
+        return
+    if not _equal_outputs(alone, tuple(y[:, -1:] for y in together)):
+        raise ShapeError(
+            f"the model {type(model).__name__} gives a series other outputs alone than together "
+            f"with others: {suspect} has batch_first=True and takes series for steps, because "
+            "windows come as (S, B, F), time first. Build it with batch_first=False"
+        )
 
 
 @contextmanager
-def _trial(model: nn.Module, xs: Tensors, n_steps: int) -> Iterator[_Trial]:
-    """Make a trial of a model, with ``n_steps`` steps; inside the block, torch's generators are
-    forked and there are no gradients.
+def _trial(model: nn.Module, xs: Tensors) -> Iterator[tuple[nn.Module, list[Tensor]]]:
+    """Yield a disturbed copy of a model, and disturbed steps of a few series to run it on; inside
+    the block, torch's generators are forked and there are no gradients.
     """
     devices = sorted({x.device.index or 0 for x in xs if x.is_cuda})
     # a separate generator, and no wait for threads that have borrowed the global ones: they may
@@ -406,8 +378,16 @@ def _trial(model: nn.Module, xs: Tensors, n_steps: int) -> Iterator[_Trial]:
         # the number of series differs from that of features, to tell axes apart
         n_features = {x.shape[2] for x in xs}
         n_series = next(n for n in itertools.count(4) if n not in n_features)
-        sample = [_disturbed_steps(x, n_steps, n_series, generator) for x in xs]
-        yield _Trial(model, twin, sample)
+        yield twin, [_disturbed_steps(x, n_series, generator) for x in xs]
+
+
+def _attempt(run: Run, twin: nn.Module, sample: Tensors) -> Attempt:
+    """Run a copy of a model from its initial state."""
+    try:
+        # copies, because a model may change its inputs
+        return as_tuple(run(reset(twin), [x.clone() for x in sample]))
+    except Exception as error:  # whatever the user's model raises: the other way may work
+        return error
 
 
 def _disturb(model: nn.Module, generator: torch.Generator) -> None:
@@ -420,10 +400,10 @@ def _disturb(model: nn.Module, generator: torch.Generator) -> None:
             t.add_(0.1 * noise.to(t))
 
 
-def _disturbed_steps(x: Tensor, n_steps: int, n_series: int, generator: torch.Generator) -> Tensor:
-    """Return as many steps and series of ``x`` with disturbed values."""
+def _disturbed_steps(x: Tensor, n_series: int, generator: torch.Generator) -> Tensor:
+    """Return a few steps, and as many series, of ``x`` with disturbed values."""
     # where there are fewer, they are repeated: each is disturbed in another way
-    steps = [min(t, x.shape[0] - 1) for t in range(n_steps)]
+    steps = [min(t, x.shape[0] - 1) for t in range(TRIAL_STEPS)]
     series = [n % x.shape[1] for n in range(n_series)]
     x = x[steps][:, series]
     if not x.is_floating_point():  # indices of classes may not change
@@ -437,7 +417,10 @@ def as_tuple(outputs: Outputs) -> tuple[Tensor, ...]:
     return (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
 
 
-def _equal_outputs(a: Tensors, b: Tensors) -> bool:
+def _equal_outputs(a: Attempt, b: Attempt) -> bool:
+    """Return whether both ran, with equal outputs."""
+    if isinstance(a, Exception) or isinstance(b, Exception):
+        return False
     return len(a) == len(b) and all(
         u.shape == v.shape and _equal_values(u, v) for u, v in zip(a, b, strict=True)
     )

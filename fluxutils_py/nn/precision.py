@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fluxutils_py.nn.kernels import Library
+from fluxutils_py.nn.kernels.library import Library
 from fluxutils_py.torch_private import has_autocast, n_function_modes, without_default_device
 
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16}

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from fluxutils_py.errors import ShapeError
-from fluxutils_py.nn import native_layers
-from fluxutils_py.nn.native import State
+from fluxutils_py.nn.kernels.modules import is_intercepted, run_module
+from fluxutils_py.nn.kernels.recurrence import State
 from fluxutils_py.nn.precision import as_float32, computes_recurrence, without_autocast
 
 TORCH_LAYERS = (nn.RNNBase, nn.RNNCellBase)  # made once: a union takes longer to make than to ask
 _BATCH_DIMS = {nn.LSTM: 1, nn.GRU: 1, nn.RNN: 1}  # of the states of the commonest modules
 
 
-# derivatives of a state with respect to the layer's parameters, see nn/sensitivities.py; axis 0 is
+# derivatives of a state with respect to the layer's parameters, see nn/states.py; axis 0 is
 # the batch
 Sensitivity = tuple[Tensor, ...]
 
@@ -104,14 +104,13 @@ class Recur(nn.Module):
                 )
         self.module = module
         self.state = None
-        self.form: int | None = (
-            None  # of the last state: 0 for one tensor, n for a tuple of n; None before the first
-        )
+        # of the last state: 0 for one tensor, n for a tuple of n; None before the first
+        self.form: int | None = None
         self._mark: int | None = None  # steps until the state is to be noted, see mark()
         self._marked: State | None = None
         self.trainable_init = bool(trainable_init)
         if self.trainable_init:
-            self.initial_state = _InitialState(self._zero_state())
+            self.initial_state = nn.ParameterList(self._zero_state())
 
     # -- what kind of module is inside -------------------------------------------------------------
 
@@ -140,11 +139,11 @@ class Recur(nn.Module):
     @property
     def is_diagonal(self) -> bool:
         """Whether each unit's state depends on the unit's own past alone, so that the inner module
-        can carry how it depends on the unit's parameters; see ``nn/sensitivities.py``.
+        can carry how it depends on the unit's parameters; see ``nn/states.py``.
         """
         m = self.module
         # hooks would not see what is computed
-        return hasattr(type(m), "run_exactly") and not native_layers.is_intercepted(m)
+        return hasattr(type(m), "run_exactly") and not is_intercepted(m)
 
     def empty_state(self) -> tuple[Tensor, ...] | None:
         """Return the state of zero series, whose tensors show count and shape; None if only a run
@@ -276,7 +275,7 @@ class Recur(nn.Module):
         module: Any = self._modules["module"]
         if self.carries_sensitivity:
             return self._run_diagonal(x)
-        result = native_layers.run(module, x, self.state)
+        result = run_module(module, x, self.state)
         if result is not None:
             # a module's own way takes a microsecond, at every step
             y, self.__dict__["state"] = result
@@ -367,13 +366,6 @@ class Recur(nn.Module):
             self.module.flatten_parameters()
 
 
-class _InitialState(nn.ParameterList):
-    """The trained initial state of a layer."""
-
-    def extra_repr(self) -> str:
-        return ", ".join(str(tuple(p.shape)) for p in self)
-
-
 class _Ready(Recur):
     """A Recur around a torch layer that it builds itself."""
 
@@ -394,18 +386,17 @@ class _Ready(Recur):
         super().__init__(
             self.layer(n_in, n_out, num_layers, dropout=dropout, bias=bias), trainable_init
         )
-        self.n_in, self.n_out, self.num_layers, self.dropout, self.bias = (
-            n_in,
-            n_out,
-            num_layers,
-            dropout,
-            bias,
-        )
+        self.n_in = n_in
+        self.n_out = n_out
+        self.num_layers = num_layers
+        self.dropout = dropout
+        self.bias = bias
 
 
-_READY_DOC = """{name} that carries its state.
+class LSTM(_Ready):
+    """LSTM that carries its state.
 
-    The same as ``Recur(nn.{name}(n_in, n_out, num_layers, dropout=dropout))``.
+    The same as ``Recur(nn.LSTM(n_in, n_out, num_layers, dropout=dropout))``.
 
     Parameters
     ----------
@@ -428,23 +419,34 @@ _READY_DOC = """{name} that carries its state.
 
     Examples
     --------
-    >>> {name}(3, 5, num_layers=2)(torch.zeros(7, 4, 3)).shape
+    >>> LSTM(3, 5, num_layers=2)(torch.zeros(7, 4, 3)).shape
     torch.Size([7, 4, 5])
     """
 
-
-class LSTM(_Ready):
-    __doc__ = _READY_DOC.format(name="LSTM")
     layer = nn.LSTM
 
 
 class GRU(_Ready):
-    __doc__ = _READY_DOC.format(name="GRU")
+    """GRU that carries its state, with the arguments of :class:`LSTM`.
+
+    The same as ``Recur(nn.GRU(n_in, n_out, num_layers, dropout=dropout))``.
+
+    >>> GRU(3, 5, num_layers=2)(torch.zeros(7, 4, 3)).shape
+    torch.Size([7, 4, 5])
+    """
+
     layer = nn.GRU
 
 
 class RNN(_Ready):
-    __doc__ = _READY_DOC.format(name="RNN")
+    """RNN that carries its state, with the arguments of :class:`LSTM`.
+
+    The same as ``Recur(nn.RNN(n_in, n_out, num_layers, dropout=dropout))``.
+
+    >>> RNN(3, 5, num_layers=2)(torch.zeros(7, 4, 3)).shape
+    torch.Size([7, 4, 5])
+    """
+
     layer = nn.RNN
 
 

@@ -8,15 +8,35 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fluxutils_py.errors import DataError, ShapeError
-from fluxutils_py.nn.parameters import module_of
 from fluxutils_py.nn.recurrent import Recur, Sensitivity, State, map_state
 
 __all__ = ["loadstates", "reset", "states", "truncate"]
 
 M = TypeVar("M")
+
+
+def module_of(m: object) -> nn.Module:
+    """Return ``m`` if it is a module, else the model of an estimator: the fitted one if there is
+    one.
+
+    Raises
+    ------
+    TypeError
+        If ``m`` is neither a module nor an estimator that holds one.
+    """
+    if isinstance(m, nn.Module):
+        return m
+    for attribute in ("model_", "model"):  # the fitted model first
+        model = getattr(m, attribute, None)
+        if isinstance(model, nn.Module):
+            return model
+    remedy = ": it has no model yet, call fit first" if hasattr(m, "fit") else ""
+    raise TypeError(
+        f"expected a torch module or an estimator that holds one, got {type(m).__name__}{remedy}"
+    )
 
 
 def recurrent_layers(m: object) -> list[Recur]:
@@ -209,7 +229,7 @@ def snapshot(m: object) -> list[State | None]:
 
 def sensitivities(m: object) -> list[Sensitivity | None]:
     """Return how the state of each recurrent layer depends on its parameters, not copied; None of
-    layers that do not carry it. See ``nn/sensitivities.py``.
+    layers that do not carry it. See :func:`carrying_sensitivities`.
     """
     return [r.sensitivity for r in recurrent_layers(m)]
 
@@ -361,3 +381,55 @@ def _name(r: Recur, m: object) -> str:
     modules = module_of(m).named_modules()
     path = next(name for name, other in modules if other is r)
     return path or type(r).__name__  # a model that is the layer itself has no path
+
+
+# -- gradients that reach beyond a window ----------------------------------------------------------
+
+
+def carries(layer: Recur) -> bool:
+    """Return whether a layer is diagonal and has parameters to train."""
+    return layer.is_diagonal and _is_trained(layer)
+
+
+def truncated_layers(m: object) -> list[str]:
+    """Return the names and classes of the recurrent layers whose gradients stop at the start of a
+    window in any case: those with parameters that are not diagonal.
+    """
+    names = []
+    for name, layer in module_of(m).named_modules():
+        if isinstance(layer, Recur) and not layer.is_diagonal and _is_trained(layer):
+            inner = type(layer.module).__name__.lstrip("_")
+            kind = type(layer).__name__
+            names.append(f"{name or 'the model'} ({inner if kind == 'Recur' else kind})")
+    return names
+
+
+def _is_trained(layer: nn.Module) -> bool:
+    return any(p.requires_grad for p in layer.parameters())
+
+
+@contextmanager
+def carrying_sensitivities(m: object) -> Iterator[None]:
+    """Inside, diagonal layers carry the sensitivity of their state to their own parameters, and
+    gradients that reach the state at the start of a window go on to the parameters.
+
+    Notes
+    -----
+    A unit of a diagonal layer computes ``h[t] = a[t] * h[t - 1] + b[t]``, where ``a`` and ``b``
+    depend on the input and on the unit's own parameters p alone. So ``dh/dp`` takes as many numbers
+    as the unit has parameters, for each series. From window to window it becomes ``P * dh/dp`` plus
+    what the window's steps add, where P is the product of the window's ``a``. Backwards, the
+    gradient with respect to the state at a window's start times ``dh/dp`` is what the steps before
+    the window add to the gradient of p.
+
+    Sources: Williams & Zipser (1989), Neural Computation 1(2), 270-280, for the idea; Zucchet et
+    al. (2023), Online learning of long-range dependencies, NeurIPS, for diagonal layers.
+    """
+    layers = [layer for layer in recurrent_layers(m) if carries(layer)]
+    for layer in layers:
+        layer.carries_sensitivity = True
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.carries_sensitivity = False

@@ -64,9 +64,7 @@ class _Lags(_TimeFeatures):
         S = len(x)
         n_past = max(self.lags)
         both = torch.cat([state[0], x])
-        outputs = []
-        for lag in self.lags:
-            outputs.append(both[n_past - lag : n_past - lag + S])
+        outputs = [both[n_past - lag : n_past - lag + S] for lag in self.lags]
         # a clone, because a view would keep the whole window in memory
         return torch.cat(outputs, 2), (both[S:].clone(),)
 
@@ -134,12 +132,8 @@ def _describe_last(window: Tensor, n: Tensor) -> Tensor:
     live = (places[:, None, None] > -n).to(window.dtype)
     mean = (window * live).sum(0) / n
     away = (window - mean) * live
-    variance = away.square().sum(0) / n
-    is_constant = variance == 0
-    deviation = variance.masked_fill(is_constant, 1).sqrt().masked_fill(is_constant, 0)
     moment = ((places[:, None, None] + (n - 1) / 2) * away).sum(0)
-    slope = moment / (n * (n.square() - 1) / 12).clamp(min=1e-3)
-    return torch.cat([mean, deviation, slope], 1)
+    return torch.cat(_Part(n, mean, away.square().sum(0), moment).describe(), 1)
 
 
 class _Part(NamedTuple):
@@ -176,13 +170,15 @@ class _Part(NamedTuple):
 
     def describe(self) -> list[Tensor]:
         """Return mean, deviation and slope (S, B, F)."""
-        variance = self.squares / self.n
-        # the root of 0 has no gradient
-        is_constant = variance == 0
-        deviation = variance.masked_fill(is_constant, 1).sqrt().masked_fill(is_constant, 0)
         n = self.n
         slope = self.moment / (n * (n.square() - 1) / 12).clamp(min=1e-3)
-        return [self.mean, deviation, slope]
+        return [self.mean, _root(self.squares / n), slope]
+
+
+def _root(variance: Tensor) -> Tensor:
+    """Return the square root, whose gradient at 0 is 0."""
+    is_constant = variance == 0
+    return variance.masked_fill(is_constant, 1).sqrt().masked_fill(is_constant, 0)
 
 
 def _of_last(parts: Sequence[_Part], span: int, n_steps: int) -> _Part:
@@ -214,10 +210,9 @@ class _RunningStatistics(_TimeFeatures):
     def compute(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         t, first, last, largest, smallest, sums, squares, changes = state
         is_new = t == 0
-        first = torch.where(is_new, x[:1], first)
-        last = torch.where(is_new, x[:1], last)
-        largest = torch.where(is_new, x[:1], largest)
-        smallest = torch.where(is_new, x[:1], smallest)
+        first, last, largest, smallest = (
+            torch.where(is_new, x[:1], value) for value in (first, last, largest, smallest)
+        )
         steps = torch.arange(1, len(x) + 1, dtype=x.dtype, device=x.device)
         numbers = t + steps[:, None, None]
         # distances from the first value: a high level costs no digits
@@ -231,23 +226,10 @@ class _RunningStatistics(_TimeFeatures):
         smallest = torch.minimum(smallest, lowest)
         mean = sums / numbers
         variance = (squares / numbers - mean.square()).clamp(min=0)
-        is_constant = variance == 0
-        deviation = variance.masked_fill(is_constant, 1).sqrt().masked_fill(is_constant, 0)
         mean_change = changes / (numbers - 1).clamp(min=1)
         every_first = first.expand_as(x)
-        y = torch.cat(
-            [
-                first + mean,
-                deviation,
-                largest,
-                smallest,
-                x,
-                every_first,
-                mean_change,
-                numbers.log(),
-            ],
-            2,
-        )
+        described = (first + mean, _root(variance), largest, smallest, x, every_first, mean_change)
+        y = torch.cat([*described, numbers.log()], 2)
         new = (numbers, every_first, x, largest, smallest, sums, squares, changes)
         return y, tuple(part[-1:].clone() for part in new)
 

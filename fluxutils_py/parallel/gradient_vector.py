@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fluxutils_py.nn.vectors import dense_gradients, flatten_into
+from fluxutils_py.nn.parameters import dense_gradients, flatten_into
 from fluxutils_py.parallel.rank_group import RankGroup
 
 # Numbers of a step: weight, weight * loss, data; counts of ranks with a batch, with an error, with

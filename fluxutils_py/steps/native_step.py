@@ -12,10 +12,9 @@ import torch
 from torch import _C, Tensor, nn
 from torch.nn.modules import module as hooks
 
-from fluxutils_py.nn import kernels
-from fluxutils_py.nn.kernels import VERSION, Library
-from fluxutils_py.nn.native import kernel_error
-from fluxutils_py.nn.native_layers import PLAIN
+from fluxutils_py.nn.kernels.library import VERSION, Library, library_in_use
+from fluxutils_py.nn.kernels.modules import PLAIN
+from fluxutils_py.nn.kernels.recurrence import kernel_error
 from fluxutils_py.nn.precision import undisturbed
 from fluxutils_py.nn.recurrent import Recur, State
 from fluxutils_py.steps.operations import Operation
@@ -138,7 +137,7 @@ class NativeStep:
         if is_watched():
             return None
         packed = self._packed
-        library = kernels.library()
+        library = library_in_use()
         if packed is None or packed.library is not library or not packed.is_current():
             packed = self._pack(library)
             if packed is None:

@@ -3,7 +3,7 @@
 :func:`program_of` makes a :class:`StepProgram` of a model of stateful layers, linear layers and
 activations. Two consumers share it: :class:`fluxutils_py.steps.native_step.NativeStep` runs it in
 one call, and a C file holds it as source. What surrounds a model in an estimator, scalers of inputs
-and the units or labels of outputs, is in :mod:`fluxutils_py.estimator.step_chain`.
+and the units or labels of outputs, is in :mod:`fluxutils_py.estimator.streams.step_chain`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,19 @@ from torch import Tensor, nn
 
 from fluxutils_py.nn.activations import psigmoid, ptanh
 from fluxutils_py.nn.causal_kernels import TRIPLES, _Kernels
-from fluxutils_py.nn.cell_layers import CellStack
-from fluxutils_py.nn.cells import FLSTMCell, HFGRUCell, MGUCell, SGRUCell, SMGUCell, _Cell
+from fluxutils_py.nn.cells import (
+    CellStack,
+    FLSTMCell,
+    HFGRUCell,
+    MGUCell,
+    SGRUCell,
+    SMGUCell,
+    _Cell,
+)
 from fluxutils_py.nn.closed_form_model import ClosedFormModel, InputScale
+from fluxutils_py.nn.kernels.modules import is_intercepted, is_plain
 from fluxutils_py.nn.layers import BatchNorm, Elementwise, GaussianNoise
 from fluxutils_py.nn.linear_rnn import _DiagonalRecurrence, _MinGRU, _MinLSTM
-from fluxutils_py.nn.native_layers import is_intercepted, is_plain
 from fluxutils_py.nn.ready_made import LARGEST, LinearPlusNetwork, MeanModel, MeanOfKernels
 from fluxutils_py.nn.recurrent import Recur
 from fluxutils_py.nn.sequence_stack import SequenceStack, _Block

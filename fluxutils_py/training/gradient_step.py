@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from fluxutils_py.errors import RankError
+from fluxutils_py.nn.parameters import dense_gradients
 from fluxutils_py.nn.precision import as_float32, autocast, check_precision, require_float32
 from fluxutils_py.nn.recurrent import State
 from fluxutils_py.nn.states import recurrent_layers
-from fluxutils_py.nn.vectors import dense_gradients
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.parallel.communicator import describe_by_rank
 from fluxutils_py.parallel.gradient_vector import GradientVector, Totals

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fluxutils_py.nn.kernels import library, n_threads
+from fluxutils_py.nn.kernels.library import library_in_use, n_threads
 from fluxutils_py.tree import tree_map
 
 SMALL_COPY = 4096  # values up to which plain NumPy copies are fastest
@@ -95,7 +95,7 @@ def copy_window(out: np.ndarray, values: np.ndarray, threads: int | None = None)
     out_code = _FLOATS.get(out.dtype)
     code = _FLOATS.get(values.dtype)
     size = values.itemsize
-    loaded = library()
+    loaded = library_in_use()
     if loaded is None or out_code is None or code is None:
         return False
     if values.ndim != 3 or not values.size:

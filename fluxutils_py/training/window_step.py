@@ -15,8 +15,8 @@ from fluxutils_py.nn.first_nonfinite import is_finite
 from fluxutils_py.nn.losses import Loss, SeqLoss, needs_weights, takes_weights
 from fluxutils_py.nn.model_windows import context_steps, needs_context, run_window
 from fluxutils_py.nn.recurrent import State, map_state
-from fluxutils_py.nn.sensitivities import carrying_sensitivities
 from fluxutils_py.nn.states import (
+    carrying_sensitivities,
     evaluating,
     mark,
     marked,
@@ -47,7 +47,7 @@ class WindowStep(GradientStep):
         None: only compute gradients, see :meth:`mean_gradient`.
     gradient : {"truncated", "exact"}
         "exact": diagonal layers carry the sensitivity of their state to their parameters from
-        window to window, see ``nn/sensitivities.py``. Windows must not overlap.
+        window to window, see ``nn/states.py``. Windows must not overlap.
     comm, clip, accumulate, precision, defer
         See :class:`GradientStep`. Each rank gets its part of every window from
         :class:`TensorBatches`.

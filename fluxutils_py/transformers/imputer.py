@@ -10,15 +10,18 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from fluxutils_py.data import SeriesArray
-from fluxutils_py.data.filling import ForwardFilled, forward_fill
+from fluxutils_py.data import LazyArray, SeriesArray
+from fluxutils_py.data.arrays import read_block
+from fluxutils_py.data.filling import forward_fill, last_values
+from fluxutils_py.data.indexing import Index
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.exporting.steps import InitialState
 from fluxutils_py.inputs.inputs import Inputs
-from fluxutils_py.inputs.moments import FeatureModule, empty_result, moments
+from fluxutils_py.inputs.moments import FeatureModule, empty_result, float_type, moments
 from fluxutils_py.inputs.targets import SeriesReader
 from fluxutils_py.transformers.transformer_base import SequenceTransformer, read_numbers
 
+LOOK_BACK = 64  # steps that are read first, to find the last value before a block; then ever more
 SERIES = 1024  # filled in at a time, to keep temporary arrays small
 
 
@@ -122,113 +125,124 @@ class SequenceImputer(SequenceTransformer):
             )
         return np.array(np.broadcast_to(value, n_features))
 
-    def _block_function(self) -> FillBlock | ForwardFillBlock:
+    def as_module(self) -> Fill | ForwardFill:
         if self.strategy == "ffill":
-            return ForwardFillBlock(self.statistics_)
-        return FillBlock(self.statistics_)
-
-
-class FillBlock:
-    """Fill in the missing values of a block (F, n, t) with one value per feature."""
-
-    keeps_features = True
-    fills_gaps = True
-
-    def __init__(self, values: np.ndarray) -> None:
-        self.values = values
-
-    def __call__(self, block: np.ndarray) -> np.ndarray:
-        out = as_floats(block)
-        np.copyto(out, self.values[:, None, None], where=np.isnan(out), casting="same_kind")
-        return out
-
-    def as_module(self) -> Fill:
-        return Fill(values=self.values)
+            return ForwardFill(self.statistics_)
+        return Fill(values=self.statistics_)
 
 
 class Fill(FeatureModule):
     """Put one value per feature for NaN."""
 
+    fills_gaps = True
     values: Tensor
+
+    def transform_block(self, block: np.ndarray) -> np.ndarray:
+        out = as_floats(block)
+        np.copyto(out, self.arrays["values"], where=np.isnan(out), casting="same_kind")
+        return out
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.where(x.isnan(), self.values.to(x.dtype), x)
-
-
-class ForwardFillBlock:
-    """Fill in series from earlier steps; the state is the last value of each feature of each
-    series.
-    """
-
-    fills_gaps = True
-
-    def __init__(self, start: np.ndarray) -> None:
-        self.start = start
-
-    def __call__(self, block: np.ndarray) -> np.ndarray:
-        out = as_floats(block)
-        # in place: a part is a view of the result
-        for n in range(0, out.shape[1], SERIES):
-            part = out[:, n : n + SERIES]
-            forward_fill(part, np.full(part.shape[:2], np.nan), self.start)
-        return out
-
-    def over(self, array: Any, first: np.ndarray) -> ForwardFilled:
-        # it reads back to the last value where a window begins with a missing one
-        return ForwardFilled(array, self.start, as_floats)
-
-    def empty_state(
-        self,
-        n_features: int,
-        n_series: int,
-    ) -> list[Tensor]:
-        return [torch.full((n_features, n_series), torch.nan, dtype=torch.float64)]
-
-    def step(
-        self,
-        block: np.ndarray,
-        state: Sequence[Tensor],
-    ) -> tuple[np.ndarray, list[Tensor]]:
-        out = as_floats(block)
-        last = forward_fill(out, state[0].numpy(), self.start)
-        # float64 for all types of data, so that a stored state fits any later stream
-        return out, [torch.from_numpy(last.astype(float))]
-
-    def forget(
-        self,
-        state: Sequence[Tensor],
-        series: slice | np.ndarray,
-    ) -> list[Tensor]:
-        kept = state[0].clone()  # the caller may have stored the state
-        kept[:, series] = torch.nan
-        return [kept]
-
-    def as_module(self) -> ForwardFill:
-        return ForwardFill(self.start)
 
 
 class ForwardFill(FeatureModule):
     """Put the last value before it for NaN.
 
     The state is (F, B), the last values, NaN where there is none.
+
+    Parameters
+    ----------
+    start : ndarray of shape (F,)
+        Value before the first one of a series.
     """
 
+    fills_gaps = True
     start: Tensor
+    # what was read last: the source, its series, the step after it, and the last values there
+    _last: tuple[Any, range, int, np.ndarray] | None = None
 
     def __init__(self, start: np.ndarray) -> None:
         super().__init__(start=start)
         nothing_before = torch.full((len(start), 1), torch.nan, dtype=torch.float64)
         self.initial = (InitialState(nothing_before, batch_axis=1),)
 
-    def forward(
-        self,
-        x: Tensor,
-        last: Tensor,
-    ) -> tuple[Tensor, Tensor]:
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_last": None}
+
+    def forward(self, x: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
         known = torch.where(x.isnan(), last.t().to(x.dtype), x)
         filled = torch.where(known.isnan(), self.start.to(x.dtype), known)
         # without the fill value: it is for steps before the first value only
         return filled, known.t().double()
+
+    def transform_block(self, block: np.ndarray) -> np.ndarray:
+        out = as_floats(block)
+        # in place: a part is a view of the result
+        for n in range(0, out.shape[1], SERIES):
+            part = out[:, n : n + SERIES]
+            self._fill_in(part, np.full(part.shape[:2], np.nan))
+        return out
+
+    def _fill_in(self, block: np.ndarray, before: np.ndarray) -> np.ndarray:
+        return forward_fill(block, before, self.arrays["start"][:, 0, 0])
+
+    def over(self, array: Any, first: np.ndarray) -> LazyArray:
+        dtype = float_type(array.dtype)
+        return LazyArray(array, reader=self.read, dtype=dtype)
+
+    def read(self, source: Any, series: Index, steps: range) -> np.ndarray:
+        """Read a block of an array (F, N, T), and earlier steps where it begins with a missing
+        value, back to the last one: the result does not depend on how it is read.
+        """
+        block = _read_floats(source, series, steps)
+        last = self._values_before(source, series, steps.start, np.isnan(block[:, :, 0]))
+        last = self._fill_in(block, last)
+        if isinstance(series, range):  # the next window most often continues here
+            self._last = source, series, steps.stop, last
+        return block
+
+    def _values_before(
+        self, source: Any, series: Index, stop: int, missing: np.ndarray
+    ) -> np.ndarray:
+        """Return the last values before a step where ``missing`` is true; NaN elsewhere and where
+        there is none.
+        """
+        known = self._last  # read once: other threads may replace it
+        if known is not None and known[0] is source:
+            _, same_series, end, last = known
+            # only ranges compare as a whole
+            if isinstance(series, range) and series == same_series and stop == end:
+                return last
+        values = np.full(missing.shape, np.nan, float_type(source.dtype))
+        size = LOOK_BACK
+        while stop > 0 and missing.any():
+            columns = np.flatnonzero(missing.any(0))
+            steps = range(max(0, stop - size), stop)
+            earlier = last_values(_read_floats(source, np.asarray(series)[columns], steps))
+            values[:, columns] = np.where(missing[:, columns], earlier, values[:, columns])
+            missing = missing & np.isnan(values)
+            stop = steps.start
+            size *= 2  # so that a long gap is read in few pieces
+        return values
+
+    def empty_state(self, n_features: int, n_series: int) -> list[Tensor]:
+        return [torch.full((n_features, n_series), torch.nan, dtype=torch.float64)]
+
+    def step(self, block: np.ndarray, state: Sequence[Tensor]) -> tuple[np.ndarray, list[Tensor]]:
+        out = as_floats(block)
+        last = self._fill_in(out, state[0].numpy())
+        # float64 for all types of data, so that a stored state fits any later stream
+        return out, [torch.from_numpy(last.astype(float))]
+
+    def forget(self, state: Sequence[Tensor], series: slice | np.ndarray) -> list[Tensor]:
+        kept = state[0].clone()  # the caller may have stored the state
+        kept[:, series] = torch.nan
+        return [kept]
+
+
+def _read_floats(source: Any, series: Index, steps: range) -> np.ndarray:
+    return as_floats(read_block(source, range(source.shape[0]), series, steps))
 
 
 def as_floats(block: np.ndarray) -> np.ndarray:

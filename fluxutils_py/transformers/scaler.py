@@ -14,7 +14,7 @@ from fluxutils_py.data.digest import digest_arrays
 from fluxutils_py.data.views import SequenceView
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.inputs.inputs import InputLayout
-from fluxutils_py.inputs.moments import Moments, Standardize, moments
+from fluxutils_py.inputs.moments import Affine, Moments, moments
 from fluxutils_py.sklearn_callbacks import run_as_one_task
 from fluxutils_py.transformers.transformer_base import (
     SequenceTransformer,
@@ -206,7 +206,7 @@ class SequenceScaler(SequenceTransformer):
         # columns of a data frame have other names than those of fit, or are only some of them
         x = x.to_numpy() if hasattr(x, "to_numpy") else x
         mean, scale = self._mean_and_scale()
-        undo = Standardize(mean[places], scale[places], inverse=True)
+        undo = Affine(mean[places], scale[places], inverse=True)
         return self._apply_to_blocks(x, undo, layout)
 
     # -- inside ----------------------------------------------------------------------------------
@@ -273,8 +273,8 @@ class SequenceScaler(SequenceTransformer):
         scale = np.ones_like(mean) if self.scale_ is None else self.scale_
         return mean, scale
 
-    def _block_function(self) -> Standardize:
-        return Standardize(*self._mean_and_scale(), inverse=False)
+    def as_module(self) -> Affine:
+        return Affine(*self._mean_and_scale())
 
 
 def _count_features(x: object) -> Any:

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fluxutils_py.data import SeriesArray
+from fluxutils_py.data import LazyArray, SeriesArray
 from fluxutils_py.data.arrays import read_block
-from fluxutils_py.data.filling import ForwardFilled
 from fluxutils_py.data.indexing import Index
-from fluxutils_py.data.lazy import DerivedArray
 from fluxutils_py.exporting.steps import InitialState
 from fluxutils_py.inputs.inputs import Inputs
+from fluxutils_py.inputs.moments import FeatureModule
 from fluxutils_py.inputs.targets import SeriesReader
 from fluxutils_py.nn.time_features import ExponentialMeans, Lags, RollingStatistics
-from fluxutils_py.transformers.imputer import ForwardFill, ForwardFillBlock
+from fluxutils_py.transformers.imputer import ForwardFill
 from fluxutils_py.transformers.transformer_base import SequenceTransformer
 from fluxutils_py.validation import check_integer
 
@@ -107,7 +106,7 @@ class SequenceFeatures(SequenceTransformer):
         inputs: Inputs,
         pool: SeriesReader,
     ) -> dict[str, Any]:
-        n_out = FeaturesBlock(series.F, *self._settings()).n_out
+        n_out = PastFeatures(series.F, *self._settings()).n_out
         if not n_out:
             raise ValueError(
                 "SequenceFeatures gives no features: set lags, exponential_means, rolling or "
@@ -124,8 +123,8 @@ class SequenceFeatures(SequenceTransformer):
         rolling = tuple(check_integer("rolling", s, 1) for s in self.rolling)
         return ((0, *lags) if self.keep_inputs else lags), means, rolling
 
-    def _block_function(self) -> FeaturesBlock:
-        return FeaturesBlock(self._layout.features, *self._settings())
+    def as_module(self) -> PastFeatures:
+        return PastFeatures(self._layout.features, *self._settings())
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
         """Return the names of the output features, such as ``"speed mean 20"``.
@@ -152,12 +151,13 @@ class SequenceFeatures(SequenceTransformer):
         return np.array([f"{name}{kind}" for kind in kinds for name in names], dtype=object)
 
 
-class FeaturesBlock:
-    """Describe the past in blocks (F, n, t) that are whole series.
+class PastFeatures(FeatureModule):
+    """Describe the past of the features of a step.
 
     The state is the last value of each feature, and then those of the layers.
     """
 
+    keeps_features = False
     fills_gaps = True
 
     def __init__(
@@ -167,131 +167,96 @@ class FeaturesBlock:
         means: tuple[int, ...],
         rolling: tuple[int, ...],
     ) -> None:
+        super().__init__()
         self.n_features = n_features
-        self.fill = ForwardFillBlock(np.zeros(n_features))
-        self.layers: list[Layer] = []
+        self.fill = ForwardFill(np.zeros(n_features))
+        layers: list[Layer] = []
         if lags:
-            self.layers.append(Lags(n_features, lags))
+            layers.append(Lags(n_features, lags))
         if means:
-            self.layers.append(ExponentialMeans(n_features, means))
+            layers.append(ExponentialMeans(n_features, means))
         if rolling:
-            self.layers.append(RollingStatistics(n_features, rolling))
-        self.n_out = sum(layer.n_out for layer in self.layers)
+            layers.append(RollingStatistics(n_features, rolling))
+        self.n_out = sum(layer.n_out for layer in layers)
         # so many steps before a window are all that matters
         self.memory = max(
             [*lags, *(s - 1 for s in rolling), *(SPANS_OF_MEMORY * s for s in means)], default=0
         )
+        inner: list[Any] = [layer.module for layer in layers]
+        self.layers = nn.ModuleList(inner)
+        states = [module.first_state(1) for module in inner]
+        self.n_tensors = [len(state) for state in states]
+        self.initial = (
+            *self.fill.initial,
+            *(InitialState(t, batch_axis=1) for state in states for t in state),
+        )
 
-    def __call__(self, block: np.ndarray) -> np.ndarray:
-        filled = self.fill(block)
+    def forward(self, x: Tensor, last: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
+        filled, last = self.fill(x, last)
+        y, new = self._run(filled[None], [t.to(filled.dtype) for t in states])
+        return y[0], last, *(t.to(s.dtype) for t, s in zip(new, states, strict=True))
+
+    def transform_block(self, block: np.ndarray) -> np.ndarray:
+        filled = self.fill.transform_block(block)
         n_steps = filled.shape[2]
         out = np.empty((self.n_out, *filled.shape[1:]), filled.dtype)
         size = max(1, VALUES // (self.n_out * max(n_steps, 1)))  # series at a time
         for n in range(0, filled.shape[1], size):
-            xs = torch.from_numpy(np.ascontiguousarray(filled[:, n : n + size].transpose(2, 1, 0)))
-            out[:, n : n + size] = self._run(xs, None)[0].numpy().transpose(2, 1, 0)
+            out[:, n : n + size], _ = self._run_block(filled[:, n : n + size], None)
         return out
+
+    def _run_block(
+        self, filled: np.ndarray, state: Sequence[Tensor] | None
+    ) -> tuple[np.ndarray, list[Tensor]]:
+        xs = torch.from_numpy(np.ascontiguousarray(filled.transpose(2, 1, 0)))
+        with torch.no_grad():
+            y, new = self._run(xs, None if state is None else [t.to(xs.dtype) for t in state])
+        return y.numpy().transpose(2, 1, 0), new
 
     def _run(self, xs: Tensor, state: Sequence[Tensor] | None) -> tuple[Tensor, list[Tensor]]:
         """Return the features of a window (S, B, P), and the new state of the layers."""
         parts = []
         new: list[Tensor] = []
         before = iter(() if state is None else state)
-        with torch.no_grad():
-            for layer in self.layers:
-                inner: Any = layer.module
-                n_tensors = len(inner.first_state(0))
-                own = None if state is None else tuple(next(before) for _ in range(n_tensors))
-                y, after = inner(xs, own)
-                parts.append(y)
-                new.extend(after)
-        return torch.cat(parts, 2), new
+        for layer, n_tensors in zip(self.layers, self.n_tensors, strict=True):
+            own = None if state is None else tuple(next(before) for _ in range(n_tensors))
+            y, after = layer(xs, own)
+            parts.append(y)
+            new.extend(after)
+        return torch.cat(parts, -1), new
 
-    def over(self, array: Any, first: np.ndarray) -> FeaturesOver:
-        return FeaturesOver(self.fill.over(array, first), self, first)
+    def over(self, array: Any, first: np.ndarray) -> LazyArray:
+        filled = self.fill.over(array, first)
+        shape = (self.n_out, *filled.shape[1:])
+        reader = partial(self._read, first)
+        return LazyArray(filled, reader=reader, shape=shape, dtype=filled.dtype)
+
+    def _read(self, first: np.ndarray, source: Any, series: Index, steps: range) -> np.ndarray:
+        """Read a block of an array whose series begin at the steps ``first``."""
+        features = range(self.n_features)
+        begins = np.maximum(first[np.asarray(series)], max(0, steps.start - self.memory))
+        out = np.zeros((self.n_out, len(series), len(steps)), source.dtype)
+        for begin in np.unique(begins[begins < steps.stop]):
+            which = np.flatnonzero(begins == begin)
+            some = series if len(which) == len(series) else np.asarray(series)[which]
+            block = read_block(source, features, some, range(begin, steps.stop))
+            n_steps = min(steps.stop - begin, len(steps))
+            out[:, which, -n_steps:] = self.transform_block(block)[:, :, -n_steps:]
+        return out
 
     def empty_state(self, n_features: int, n_series: int) -> list[Tensor]:
         # float64 for all types of data, so that a stored state fits any later stream
-        inner: list[Any] = [layer.module for layer in self.layers]
-        states = [t.double() for module in inner for t in module.first_state(n_series)]
+        layers: list[Any] = list(self.layers)
+        states = [t.double() for layer in layers for t in layer.first_state(n_series)]
         return [*self.fill.empty_state(n_features, n_series), *states]
 
     def step(self, block: np.ndarray, state: Sequence[Tensor]) -> tuple[np.ndarray, list[Tensor]]:
         filled, last = self.fill.step(block, state[:1])
-        xs = torch.from_numpy(np.ascontiguousarray(filled.transpose(2, 1, 0)))
-        y, new = self._run(xs, [t.to(xs.dtype) for t in state[1:]])
-        return y.numpy().transpose(2, 1, 0), [*last, *(t.double() for t in new)]
+        y, new = self._run_block(filled, state[1:])
+        return y, [*last, *(t.double() for t in new)]
 
     def forget(self, state: Sequence[Tensor], series: slice | np.ndarray) -> list[Tensor]:
         kept = [t.clone() for t in state[1:]]  # the caller may have stored the state
         for t in kept:
             t[:, series] = 0
         return [*self.fill.forget(state[:1], series), *kept]
-
-    def as_module(self) -> DescribePast:
-        return DescribePast(self.fill.as_module(), self.layers)
-
-
-class FeaturesOver(DerivedArray):
-    """The features of an array (F, N, T), computed when they are read."""
-
-    feature_names = None  # the source's are of other features
-
-    def __init__(
-        self, source: ForwardFilled, function: FeaturesBlock, first_steps: np.ndarray
-    ) -> None:
-        self.source = source
-        self.function = function
-        self.first_steps = first_steps
-        self.shape = (function.n_out, *source.shape[1:])
-        self.dtype = source.dtype
-
-    def read_stretch(self, series: Index, steps: range) -> np.ndarray:
-        features = range(self.source.shape[0])
-        begins = np.maximum(
-            self.first_steps[np.asarray(series)], max(0, steps.start - self.function.memory)
-        )
-        out = np.zeros((self.shape[0], len(series), len(steps)), self.dtype)
-        for begin in np.unique(begins[begins < steps.stop]):
-            which = np.flatnonzero(begins == begin)
-            some = series if len(which) == len(series) else np.asarray(series)[which]
-            block = read_block(self.source, features, some, range(begin, steps.stop))
-            n_steps = min(steps.stop - begin, len(steps))
-            out[:, which, -n_steps:] = self.function(block)[:, :, -n_steps:]
-        return out
-
-
-class DescribePast(nn.Module):
-    """One step (B, F) and the state to its features (B, P) and the new state, for export."""
-
-    def __init__(self, fill: ForwardFill, layers: Sequence[Layer]) -> None:
-        super().__init__()
-        self.n_outputs = 1
-        self.fill = fill
-        inner: list[Any] = [layer.module for layer in layers]
-        self.layers = nn.ModuleList(inner)
-        states = [module.first_state(1) for module in inner]
-        self.n_tensors = [len(state) for state in states]
-        self.initial = (
-            *fill.initial,
-            *(InitialState(t, batch_axis=1) for state in states for t in state),
-        )
-
-    def forward(self, x: Tensor, last: Tensor, *states: Tensor) -> tuple[Tensor, ...]:
-        filled, last = self.fill(x, last)
-        parts = []
-        new: list[Tensor] = []
-        for layer, own in zip(self.layers, _divided(states, self.n_tensors), strict=True):
-            y, after = layer(filled[None], tuple(t.to(filled.dtype) for t in own))
-            parts.append(y[0])
-            new.extend(t.to(s.dtype) for t, s in zip(after, own, strict=True))
-        return torch.cat(parts, -1), last, *new
-
-
-def _divided(values: Sequence[Tensor], sizes: Sequence[int]) -> Iterator[Sequence[Tensor]]:
-    """Yield consecutive parts of a sequence."""
-    stops = [0]
-    for size in sizes:
-        stops.append(stops[-1] + size)
-    for start, stop in pairwise(stops):
-        yield values[start:stop]

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, Protocol, Self, TypeGuard
+from functools import partial
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
 from sklearn.utils.metadata_routing import UNUSED
 from sklearn.utils.validation import check_is_fitted
-from torch import Tensor, nn
+from torch import Tensor
 
 from fluxutils_py.data import LazyArray, SampleWeight, SeriesArray
-from fluxutils_py.data.arrays import DuckArray, in_memory, read_block
+from fluxutils_py.data.arrays import in_memory, read_block
 from fluxutils_py.data.blocks import block_slices
+from fluxutils_py.data.indexing import Index
 from fluxutils_py.data.segments import Segments
-from fluxutils_py.data.series import Bounds, find_bounds
+from fluxutils_py.data.series import find_bounds
 from fluxutils_py.data.views import SequenceView, TimestepsView
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.inputs.inputs import InputLayout, Inputs, InputSchema
-from fluxutils_py.inputs.moments import WeightedBlock
+from fluxutils_py.inputs.moments import FeatureModule, WeightedBlock
 from fluxutils_py.inputs.sharded_data import sharded_reader
 from fluxutils_py.inputs.single_steps import read_step, series_indices
 from fluxutils_py.inputs.targets import SeriesReader
@@ -71,7 +73,7 @@ class _TransformMixin:
             If ``x`` has other features, or is a matrix with infinite values.
         """
         check_is_fitted(self)
-        function, layout = self._block_function(), self._layout
+        function, layout = self.as_module(), self._layout
         result = self._apply_to_blocks(x, function, layout, lengths, starts)
         if not isinstance(result, np.ndarray) or result.ndim != 2:
             return result
@@ -115,7 +117,7 @@ class _TransformMixin:
     def _apply_to_blocks(
         self,
         x: object,
-        function: BlockFunction,
+        function: FeatureModule,
         layout: InputLayout,
         lengths: object = None,
         starts: object = None,
@@ -124,85 +126,36 @@ class _TransformMixin:
         inputs, series = self._read_series(x, layout, None, lengths, starts)
         bounds = None
         if lengths is not None or starts is not None:
-            whole = inputs.whole()
-            bounds = Bounds(whole.start, whole.start + whole.length)
-        elif fills_gaps(function) and inputs.form != "rows":  # samples, of which none is padding
+            bounds = inputs.whole()
+        elif function.fills_gaps and inputs.form != "rows":  # samples, of which none is padding
             bounds = find_bounds((series,), inputs.whole())
         return _apply(x, function, inputs, series, bounds)
 
-    def _block_function(self) -> BlockFunction:
-        """Return the function that transforms blocks of shape (F, n, t)."""
-        raise NotImplementedError
-
-
-class BlockFunction(Protocol):
-    """A function of blocks (F, n, t) for any n and t; it can be pickled.
-
-    It sees each step alone, unless it is a :class:`SeriesFunction`. If it has a number for NaN, it
-    says so by an attribute ``fills_gaps = True``: it is then kept from padding.
-    """
-
-    def __call__(self, block: np.ndarray) -> np.ndarray: ...
-
-    def as_module(self) -> nn.Module:
-        """Return the same function of steps (B, F) in torch, for export."""
-
-
-class SeriesFunction(BlockFunction, Protocol):
-    """A function of blocks that uses earlier steps, so that its blocks must be whole series."""
-
-    def over(self, array: Any, first: np.ndarray) -> DuckArray:
-        """Return the result for an array (F, N, T) whose series begin at the steps ``first``,
-        lazily; anything before.
+    def as_module(self) -> FeatureModule:
+        """Return the fitted transformation, of NumPy's blocks (F, n, t) and, for export, of tensors
+        (B, F), as a torch module.
         """
-
-    def empty_state(
-        self,
-        n_features: int,
-        n_series: int,
-    ) -> list[Tensor]:
-        """Return the state before the first step."""
-
-    def step(
-        self,
-        block: np.ndarray,
-        state: Sequence[Tensor],
-    ) -> tuple[np.ndarray, list[Tensor]]:
-        """Return the result for the next step (F, N, 1), and the new state."""
-
-    def forget(
-        self,
-        state: Sequence[Tensor],
-        series: slice | np.ndarray,
-    ) -> list[Tensor]:
-        """Return a state in which some series are before their first step."""
-
-
-def depends_on_past(function: BlockFunction) -> TypeGuard[SeriesFunction]:
-    """Whether a function of blocks uses earlier steps."""
-    return hasattr(function, "over")
-
-
-def fills_gaps(function: BlockFunction) -> bool:
-    """Whether a function of blocks has a number for NaN."""
-    return getattr(function, "fills_gaps", False)
+        raise NotImplementedError
 
 
 def _apply(
     x: object,
-    function: BlockFunction,
+    function: FeatureModule,
     inputs: Inputs,
     series: SeriesArray,
-    bounds: Bounds | None,
+    bounds: Segments | None,
 ) -> Any:
     """Apply a function of blocks to series, within their bounds."""
     if isinstance(x, SequenceView):
-        if bounds is None and not depends_on_past(function):
-            return x.map(function)
+        if bounds is None and not function.initial:
+            return x.map(function.transform_block)
         return x.replace(lambda array: _apply_lazily(function, array, _of_all(x, array, bounds)))
     if inputs.is_list:  # series by series
         arrays = enumerate(series.array.arrays)
-        return [_of_one_series(function, a, _some(bounds, slice(i, i + 1))) for i, a in arrays]
+        return [
+            _of_one_series(function, a, None if bounds is None else bounds[i : i + 1])
+            for i, a in arrays
+        ]
     # a matrix of rows is in memory in any case
     if series.in_memory or inputs.form != "native":
         return inputs.to_rows(_apply_within(function, series.array, bounds))
@@ -210,31 +163,36 @@ def _apply(
     return _apply_lazily(function, series.array, bounds)
 
 
-def _apply_within(function: BlockFunction, block: np.ndarray, bounds: Bounds | None) -> np.ndarray:
+def _apply_within(
+    function: FeatureModule, block: np.ndarray, bounds: Segments | None
+) -> np.ndarray:
     """Apply a function of blocks to whole series in memory."""
-    out = function(block)
+    out = function.transform_block(block)
     if bounds is None:
         return out
-    if depends_on_past(function):
-        for first in np.unique(bounds.first[bounds.first > 0]):
-            which = np.flatnonzero(bounds.first == first)
+    if function.initial:
+        for first in np.unique(bounds.start[bounds.start > 0]):
+            which = np.flatnonzero(bounds.start == first)
             if first < block.shape[2]:
-                out[:, which, first:] = function(block[:, which, first:])
+                out[:, which, first:] = function.transform_block(block[:, which, first:])
     out[:, bounds.outside(slice(None), np.arange(block.shape[2]))] = np.nan
     return out
 
 
-def _apply_lazily(function: BlockFunction, array: Any, bounds: Bounds | None) -> DuckArray:
-    """Apply a function of blocks to an array (F, N, T) when it is read."""
-    at = None if bounds is None else bounds.nan_outside
-    if not depends_on_past(function):
-        return LazyArray(array, functions=(function,), at=at)
-    n_series = array.shape[1]
-    result = function.over(array, np.zeros(n_series, int) if bounds is None else bounds.first)
-    return result if at is None else LazyArray(result, at=at)
+def _apply_lazily(function: FeatureModule, array: Any, bounds: Segments | None) -> LazyArray:
+    """Apply a function of blocks to an array (F, N, T), or (F, T), when it is read."""
+    first = np.zeros(array.shape[1], int) if bounds is None else bounds.start
+    result = function.over(array, first)
+    return result if bounds is None else LazyArray(result, at=partial(_nan_outside, bounds))
 
 
-def _of_all(view: SequenceView, array: Any, bounds: Bounds | None) -> Bounds | None:
+def _nan_outside(bounds: Segments, block: np.ndarray, series: Index, steps: Index) -> np.ndarray:
+    """Return a block of floats (F, B, S) with NaN at steps that are padding."""
+    outside = bounds.outside(np.asarray(series, np.intp), np.asarray(steps, np.intp))
+    return np.where(outside, block.dtype.type(np.nan), block)
+
+
+def _of_all(view: SequenceView, array: Any, bounds: Segments | None) -> Segments | None:
     """Return the bounds of all series of the array (F, N, T) behind a view, of whose series or
     steps they are.
     """
@@ -244,25 +202,20 @@ def _of_all(view: SequenceView, array: Any, bounds: Bounds | None) -> Bounds | N
         return find_bounds((SeriesArray(array, "x"),), rows)
     if bounds is None:
         return None
-    first, stop = rows.start, rows.start + rows.length
-    first[view.index], stop[view.index] = bounds
-    return Bounds(first, stop)
+    rows.start[view.index] = bounds.start
+    rows.length[view.index] = bounds.length
+    return rows
 
 
-def _some(bounds: Bounds | None, series: slice) -> Bounds | None:
-    return None if bounds is None else Bounds(bounds.first[series], bounds.stop[series])
-
-
-def _of_one_series(function: BlockFunction, array: Any, bounds: Bounds | None) -> Any:
+def _of_one_series(function: FeatureModule, array: Any, bounds: Segments | None) -> Any:
     """Apply a function of blocks to one (F, T_i) array; lazily, if the array is in a file and steps
     are independent.
     """
-    if in_memory(array) or depends_on_past(function):
+    if in_memory(array) or function.initial:
         n_features, n_steps = array.shape
         block = read_block(array, range(n_features), range(n_steps))
         return _apply_within(function, block[:, None], bounds)[:, 0]
-    at = None if bounds is None else bounds.nan_outside
-    return LazyArray(array, functions=(function,), at=at)
+    return _apply_lazily(function, array, bounds)
 
 
 class SequenceTransformer(
@@ -354,11 +307,7 @@ class SequenceTransformer(
         check_is_fitted(self)
         n_series = check_integer("n_series", n_series, 1, error=SpecError)
         shape = (self._layout.features, n_series)
-        return TransformerStream(self._block_function(), shape, state)
-
-    def as_module(self) -> nn.Module:
-        """Return the fitted transformation as a torch module of steps (B, F), for export."""
-        return self._block_function().as_module()
+        return TransformerStream(self.as_module(), shape, state)
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
         """Return the names of the output features, which are those of the input.
@@ -419,16 +368,16 @@ class TransformerStream:
 
     def __init__(
         self,
-        function: BlockFunction,
+        function: FeatureModule,
         shape: tuple[int, int],
         state: Sequence[Tensor] | None = None,
     ) -> None:
         self.function = function
         self.shape = shape
-        empty = function.empty_state(*shape) if depends_on_past(function) else []
+        empty = function.empty_state(*shape)
         self.state: list[Tensor] = empty if state is None else list(state)
         # which series have had an input, if that matters: before it, there is padding
-        self._begun = np.full(shape[1], state is not None or not fills_gaps(function))
+        self._begun = np.full(shape[1], state is not None or not function.fills_gaps)
         self.has_begun = bool(self._begun.all())
         shapes = [tuple(t.shape) for t in self.state]
         expected = [tuple(t.shape) for t in empty]
@@ -441,28 +390,20 @@ class TransformerStream:
     def step(self, x: object) -> np.ndarray:
         """Transform the next step of all series: ``(F, N)`` to a new array ``(F, N)``."""
         x = read_step(x, self.shape)
-        block = x[:, :, None]
-        if depends_on_past(self.function):
-            result, self.state = self.function.step(block, self.state)
-        else:
-            result = self.function(block)
+        result, self.state = self.function.step(x[:, :, None], self.state)
         if not self.has_begun:
             self._begun |= ~np.isnan(x).all(0)
             result[:, ~self._begun] = np.nan
-            self._forget(~self._begun)
+            self.state = self.function.forget(self.state, ~self._begun)
             self.has_begun = bool(self._begun.all())
         return result[:, :, 0]
 
     def reset(self, series: Any = None) -> None:
         """Restart some series (an index or a mask; None: all)."""
         restarted = slice(None) if series is None else series_indices(series, self.shape[1])
-        self._begun[restarted] = not fills_gaps(self.function)
+        self._begun[restarted] = not self.function.fills_gaps
         self.has_begun = bool(self._begun.all())
-        self._forget(restarted)
-
-    def _forget(self, series: slice | np.ndarray) -> None:
-        if depends_on_past(self.function):
-            self.state = self.function.forget(self.state, series)
+        self.state = self.function.forget(self.state, restarted)
 
 
 @contextlib.contextmanager

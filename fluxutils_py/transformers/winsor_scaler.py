@@ -86,50 +86,31 @@ class WinsorScaler(SequenceTransformer):
             "scale_": scale.numpy(),
         }
 
-    def _block_function(self) -> WinsorizeBlock:
-        return WinsorizeBlock(self.lower_, self.upper_, self.mean_, self.scale_)
-
-
-class WinsorizeBlock:
-    """Winsorise and standardise blocks of shape (F, n, t)."""
-
-    keeps_features = True
-    fills_gaps = True
-
-    def __init__(
-        self,
-        lower: np.ndarray,
-        upper: np.ndarray,
-        mean: np.ndarray,
-        scale: np.ndarray,
-    ) -> None:
-        self.lower = lower[:, None, None]
-        self.upper = upper[:, None, None]
-        self.mean = mean[:, None, None]
-        self.scale = scale[:, None, None]
-
-    def __call__(self, block: np.ndarray) -> np.ndarray:
-        out = empty_result(block)
-        clamped = np.clip(block, self.lower, self.upper)
-        np.subtract(clamped, self.mean, out=out, casting="same_kind")
-        np.divide(out, self.scale, out=out, casting="same_kind")
-        out[np.isnan(out)] = 0  # NaN has passed all of the above
-        return out
-
     def as_module(self) -> Winsorize:
-        return Winsorize(lower=self.lower, upper=self.upper, mean=self.mean, scale=self.scale)
+        values = {"lower": self.lower_, "upper": self.upper_}
+        return Winsorize(**values, mean=self.mean_, scale=self.scale_)
 
 
 class Winsorize(FeatureModule):
     """Clamp to quantiles, standardise, and put 0 for NaN."""
 
+    fills_gaps = True
     lower: Tensor
     upper: Tensor
     mean: Tensor
     scale: Tensor
 
+    def transform_block(self, block: np.ndarray) -> np.ndarray:
+        values = self.arrays
+        out = empty_result(block)
+        clamped = np.clip(block, values["lower"], values["upper"])
+        np.subtract(clamped, values["mean"], out=out, casting="same_kind")
+        np.divide(out, values["scale"], out=out, casting="same_kind")
+        out[np.isnan(out)] = 0  # NaN has passed all of the above
+        return out
+
     def forward(self, x: Tensor) -> Tensor:
-        # not clamp, which runtimes have for numbers only; rounded twice, as in WinsorizeBlock
+        # not clamp, which runtimes have for numbers only; rounded twice, as blocks are
         clamped = torch.minimum(torch.maximum(x.double(), self.lower), self.upper)
         y = ((clamped - self.mean).to(x.dtype).double() / self.scale).to(x.dtype)
         return torch.where(x.isnan(), torch.zeros_like(y), y)

@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from fluxutils_py.data import SeriesArray, rebatch
-from fluxutils_py.data.folding import FoldedArray
+from fluxutils_py.data import LazyArray, SeriesArray, rebatch
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, ShapeError
 
@@ -179,7 +178,7 @@ def test_arrays_on_disk_are_folded_without_reading_and_sliced_as_arrays(tmp_path
     expected = by_hand(x, 12)
     for source in sources(tmp_path, x):
         folds = rebatch(source, 12)
-        assert isinstance(folds, FoldedArray)
+        assert isinstance(folds, LazyArray)
         assert (folds.shape, folds.ndim, folds.dtype, len(folds)) == (expected.shape, 3, x.dtype, 2)
         for key in KEYS:
             got = folds[key]
@@ -228,7 +227,7 @@ def test_a_map_is_viewed_where_its_memory_allows(tmp_path):
         str(caught.value)
         == "rebatch takes arrays that are not in memory as (F, N, T), got shape (3, 12)"
     )
-    assert isinstance(rebatch(mapped[:1], 15), FoldedArray)
+    assert isinstance(rebatch(mapped[:1], 15), LazyArray)
 
 
 @pytest.mark.parametrize(

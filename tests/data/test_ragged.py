@@ -8,12 +8,8 @@ import torch
 
 from fluxutils_py import SequenceScaler
 from fluxutils_py.data import SeriesArray
-from fluxutils_py.data.ragged import (
-    RaggedArray,
-    as_ragged,
-    is_list_of_series,
-    require_list_of_series,
-)
+from fluxutils_py.data.arrays import is_list_of_series, require_list_of_series
+from fluxutils_py.data.ragged import RaggedArray, as_ragged
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import ShapeError
 from tests.plain_networks import LagRegressor

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from fluxutils_py.errors import DataError, SpecError
-from fluxutils_py.estimator import conformal
-from fluxutils_py.estimator.conformal import (
+from fluxutils_py.estimator.streams import conformal
+from fluxutils_py.estimator.streams.conformal import (
     AdaptiveInterval,
     Calibration,
     check_level,

@@ -11,7 +11,7 @@ from torch import nn
 from fluxutils_py import Estimator, Spec, net2vec
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.nn import LSTM
-from fluxutils_py.nn.vectors import net2grad
+from fluxutils_py.nn.parameters import net2grad
 from tests.plain_networks import plain_classifier, plain_regressor
 
 F, G, N, T = 3, 2, 37, 43

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from fluxutils_py.estimator import residual_model
-from fluxutils_py.estimator.residual_model import ResidualModel
+from fluxutils_py.estimator.streams import residual_model
+from fluxutils_py.estimator.streams.residual_model import ResidualModel
 
 
 def plain_loop(residuals, memory):

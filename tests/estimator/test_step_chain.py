@@ -5,7 +5,7 @@ import pytest
 from sklearn.preprocessing import MinMaxScaler, StandardScaler
 
 from fluxutils_py import SequenceImputer, SequenceScaler, WinsorScaler
-from fluxutils_py.estimator.step_chain import output_form, scaler_of
+from fluxutils_py.estimator.streams.step_chain import output_form, scaler_of
 from fluxutils_py.inputs.target_codec import TargetCodec, TargetScale
 
 F, N, T = 3, 7, 11

@@ -28,7 +28,8 @@ from fluxutils_py import (
 )
 from fluxutils_py.auto.sequence_estimators import CELLS
 from fluxutils_py.errors import DataError, ShapeError, SpecError
-from fluxutils_py.nn import GRU, LSTM, Recur, kernels, native_kernels
+from fluxutils_py.nn import GRU, LSTM, Recur, native_kernels
+from fluxutils_py.nn.kernels import library as kernels
 from fluxutils_py.steps.session import InferenceSession
 from tests.plain_networks import plain_classifier, plain_regressor
 
@@ -427,7 +428,9 @@ def native(monkeypatch, live):
     return live
 
 
-with_kernels = pytest.mark.skipif(kernels.library() is None, reason="the kernels are not in use")
+with_kernels = pytest.mark.skipif(
+    kernels.library_in_use() is None, reason="the kernels are not in use"
+)
 
 
 @with_kernels

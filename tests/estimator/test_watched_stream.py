@@ -17,8 +17,8 @@ from fluxutils_py import (
 )
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.estimator import WatchedStream
-from fluxutils_py.estimator.conformal import AdaptiveInterval, Calibration
-from fluxutils_py.estimator.residual_model import ResidualModel
+from fluxutils_py.estimator.streams.conformal import AdaptiveInterval, Calibration
+from fluxutils_py.estimator.streams.residual_model import ResidualModel
 from fluxutils_py.nn import LSTM, native_kernels
 from tests.plain_networks import LagClassifier, LagRegressor
 

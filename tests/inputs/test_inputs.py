@@ -525,7 +525,8 @@ def test_rows_of_weight_0_are_not_there():
      "sample_weight must be finite and not negative; use 0 for steps that should not count"),
     (np.full((1, N, T), np.nan), DataError,
      "sample_weight must be finite and not negative; use 0 for steps that should not count"),
-    (np.full((1, N, T), "a"), DataError, "sample_weight must hold real numbers, got dtype <U1"),
+    (np.full((1, N, T), "a"), DataError,
+     "sample_weight must hold real numbers, got dtype <U1; convert it, as with astype"),
 ])  # fmt: skip
 def test_weights_that_do_not_fit(view, w, error, message):
     if message is None:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fluxutils_py.errors import DataError
-from fluxutils_py.inputs.moments import Moments, Standardize, moments
+from fluxutils_py.inputs.moments import Affine, Moments, moments
 
 F, N, T = 3, 7, 11
 RNG = np.random.default_rng(5)
@@ -42,9 +42,11 @@ def test_the_scale_of_a_constant_is_one_and_scaling_is_undone():
     scale = Moments(np.full(2, 7), mean, 7 * variance).scale("x")
     assert scale.tolist() == [2.0, 1.0]
     x = RNG.normal(size=(2, N, T))
-    scaled = Standardize(mean, scale, inverse=False)(x)
+    scaled = Affine(mean, scale).transform_block(x)
     assert np.allclose(scaled[0], (x[0] - 5) / 2, rtol=0, atol=1e-12)
-    assert np.allclose(Standardize(mean, scale, inverse=True)(scaled), x, rtol=0, atol=1e-6)
+    assert np.allclose(
+        Affine(mean, scale, inverse=True).transform_block(scaled), x, rtol=0, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("value", [1e160, 1e300, 1.7e308])

@@ -10,7 +10,9 @@ import torch
 from torch import nn
 
 from fluxutils_py import Estimator, Spec, net2vec
-from fluxutils_py.nn import FLSTM, GRU, LSTM, RNN, SMGU, TCN, CausalConv1d, kernels, native
+from fluxutils_py.nn import FLSTM, GRU, LSTM, RNN, SMGU, TCN, CausalConv1d
+from fluxutils_py.nn.kernels import library as kernels
+from fluxutils_py.nn.kernels import recurrence as native
 from fluxutils_py.praytools import ptrain, train
 
 sgd = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
@@ -57,7 +59,7 @@ def test_random_models_are_the_same_in_every_run():
 
 LAYERS = {"LSTM": LSTM, "GRU": GRU, "RNN": RNN, "FLSTM": FLSTM, "SMGU": SMGU}
 ISAS = [name for name in kernels.ISAS if kernels.supports(name)]
-by_kernels = pytest.mark.skipif(kernels.library() is None, reason=kernels.kernels_in_use())
+by_kernels = pytest.mark.skipif(kernels.library_in_use() is None, reason=kernels.kernels_in_use())
 
 
 @pytest.mark.slow

@@ -27,11 +27,11 @@ from fluxutils_py.nn import (
     MinGRU,
     MinLSTM,
     Recur,
-    kernels,
     linear_recurrence,
     native_kernels,
 )
 from fluxutils_py.nn import precision as precisions
+from fluxutils_py.nn.kernels import library as kernels
 
 CPU = torch.device("cpu")
 ISAS = [name for name in kernels.ISAS if kernels.supports(name)]

@@ -10,12 +10,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from fluxutils_py import Estimator, Spec
-from fluxutils_py.nn import GRU, LSTM, MGU, RNN, kernels, native, native_kernels
+from fluxutils_py.nn import GRU, LSTM, MGU, RNN, native_kernels
 from fluxutils_py.nn import precision as precisions
 from fluxutils_py.nn.cells import FLSTMCell, HFGRUCell, MGUCell, SGRUCell, SMGUCell
+from fluxutils_py.nn.kernels import library as kernels
+from fluxutils_py.nn.kernels import recurrence as native
 from fluxutils_py.nn.precision import autocast
 
-able = kernels.library() is not None and kernels.library().multiplies_bfloat16
+able = kernels.library_in_use() is not None and kernels.library_in_use().multiplies_bfloat16
 pytestmark = pytest.mark.skipif(not able, reason="the processor lacks AVX512-BF16, or no kernels")
 
 CPU = torch.device("cpu")
@@ -116,7 +118,7 @@ def threads():
 
 def call_of(cell, bfloat16=True):
     form = 0.7 if cell.number in (5, 6, 7, 8) else 0.0  # exact activations; the share of HFGRU
-    return native.Call(kernels.library(), cell, form, True, bfloat16)
+    return native.Call(kernels.library_in_use(), cell, form, True, bfloat16)
 
 
 def draw(cell, two_biases, S, B, n_in, H):

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from fluxutils_py.nn import Recur, kernels, native_kernels
+from fluxutils_py.nn import Recur, native_kernels
 from fluxutils_py.nn.cells import FLSTMCell, HFGRUCell, MGUCell, SGRUCell, SMGUCell
+from fluxutils_py.nn.kernels import library as kernels
 from fluxutils_py.nn.states import states
 
 S, B, F, H = 7, 4, 3, 5
@@ -296,7 +297,7 @@ def test_second_derivatives_of_a_window_are_refused_without_the_kernels():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(kernels.library() is None, reason=kernels.kernels_in_use())
+@pytest.mark.skipif(kernels.library_in_use() is None, reason=kernels.kernels_in_use())
 @every_cell
 def test_second_derivatives_of_a_window_and_of_a_step_by_the_kernels(make):
     cell = built(make)

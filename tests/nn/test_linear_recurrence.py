@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from fluxutils_py.errors import ShapeError
-from fluxutils_py.nn import kernels, linear_recurrence, native_kernels
+from fluxutils_py.nn import linear_recurrence, native_kernels
+from fluxutils_py.nn.kernels import library as kernels
 
 TYPES = [torch.float32, torch.float64, torch.complex64, torch.complex128]
 BOUNDS = {torch.float32: 2e-5, torch.float64: 1e-13, torch.complex64: 2e-5, torch.complex128: 1e-13}
 ISAS = [name for name in kernels.ISAS if kernels.supports(name)]
-by_kernels = pytest.mark.skipif(kernels.library() is None, reason=kernels.kernels_in_use())
+by_kernels = pytest.mark.skipif(kernels.library_in_use() is None, reason=kernels.kernels_in_use())
 
 
 @pytest.fixture(params=[False, *ISAS], ids=lambda isa: isa or "torch")

@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from fluxutils_py.errors import ShapeError
-from fluxutils_py.nn import LRU, MinGRU, MinLSTM, kernels, linear_rnn, native, native_kernels
+from fluxutils_py.nn import LRU, MinGRU, MinLSTM, linear_rnn, native_kernels
+from fluxutils_py.nn.kernels import library as kernels
+from fluxutils_py.nn.kernels import recurrence as native
 from fluxutils_py.nn.states import states
 
 from .stepwise import B, F, S, assert_follows
@@ -90,7 +92,7 @@ def test_few_series_are_those_of_many(layer, by_kernels, monkeypatch):
     monkeypatch.setattr(linear_rnn, "LONG_WINDOW", S * 5 * 5 + (not by_kernels))
     x_of_few = x[:, :5]
     assert (layer.module.by_kernel(x_of_few) is not None) == (
-        by_kernels and kernels.library() is not None
+        by_kernels and kernels.library_in_use() is not None
     )
     for given in (x, x_of_few, x[:, :3]):
         layer.reset()
@@ -118,7 +120,7 @@ def test_gradients_are_differentiable(layer):
     assert torch.autograd.gradgradcheck(outputs, (*given, *parameters), fast_mode=True)
 
 
-@pytest.mark.skipif(kernels.library() is None, reason=kernels.kernels_in_use())
+@pytest.mark.skipif(kernels.library_in_use() is None, reason=kernels.kernels_in_use())
 @GATED
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_kernels_give_the_same_bits_on_any_instruction_set_with_any_threads_and_cuts(

@@ -5,10 +5,12 @@ NaN.
 import pytest
 import torch
 
-from fluxutils_py.nn import FLSTM, HFGRU, MGU, SGRU, SMGU, Recur, kernels, native, native_kernels
+from fluxutils_py.nn import FLSTM, HFGRU, MGU, SGRU, SMGU, Recur, native_kernels
 from fluxutils_py.nn.cells import FLSTMCell, HFGRUCell, MGUCell, SGRUCell, SMGUCell
+from fluxutils_py.nn.kernels import library as kernels
+from fluxutils_py.nn.kernels import recurrence as native
 
-pytestmark = pytest.mark.skipif(kernels.library() is None, reason=kernels.kernels_in_use())
+pytestmark = pytest.mark.skipif(kernels.library_in_use() is None, reason=kernels.kernels_in_use())
 
 S, B, F, H = 9, 37, 3, 13
 ISAS = [name for name in kernels.ISAS if kernels.supports(name)]

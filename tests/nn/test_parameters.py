@@ -9,13 +9,13 @@ from torch import nn
 from fluxutils_py.nn import GRU, LSTM, Recur
 from fluxutils_py.nn.parameters import (
     gradinfo,
-    module_of,
     namedparams,
     namedweights,
+    net2vec,
     notrack,
     weights,
 )
-from fluxutils_py.nn.vectors import net2vec
+from fluxutils_py.nn.states import module_of
 
 
 class Tied(nn.Module):

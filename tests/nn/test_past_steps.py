@@ -14,10 +14,10 @@ from fluxutils_py.nn import (
     Lags,
     RollingStatistics,
     RunningStatistics,
-    kernels,
     native_kernels,
 )
 from fluxutils_py.nn.closed_form_model import ClosedFormModel, InputScale, kernel_model, lag_model
+from fluxutils_py.nn.kernels import library as kernels
 from fluxutils_py.nn.ready_made import LinearPlusNetwork, MeanModel
 from fluxutils_py.nn.recurrent import LSTM
 from fluxutils_py.steps.native_step import Scaler
@@ -91,7 +91,7 @@ def windows_of(model, xs):
         return reset(copy.deepcopy(model))(xs)
 
 
-@pytest.mark.skipif(kernels.library() is None, reason="the kernels are not in use")
+@pytest.mark.skipif(kernels.library_in_use() is None, reason="the kernels are not in use")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("n_series", [1, 3])
 @pytest.mark.parametrize("name", MODELS)
@@ -120,7 +120,7 @@ def test_native_steps_and_their_states(name, n_series, dtype):
     np.testing.assert_allclose(ys, wanted, rtol=0, atol=bound * max(1, wanted.abs().max()))
 
 
-@pytest.mark.skipif(kernels.library() is None, reason="the kernels are not in use")
+@pytest.mark.skipif(kernels.library_in_use() is None, reason="the kernels are not in use")
 def test_what_is_missing_is_a_mean_and_what_was_rounded_stays_so():
     model = made("closed form")
     model.scale.mean.fill_(1e4)

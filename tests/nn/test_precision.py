@@ -19,7 +19,7 @@ from fluxutils_py.nn import (
     native_kernels,
 )
 from fluxutils_py.nn import precision as precisions
-from fluxutils_py.nn.kernels import library
+from fluxutils_py.nn.kernels.library import library_in_use
 from fluxutils_py.nn.precision import (
     as_float32,
     autocast,
@@ -74,11 +74,11 @@ def torch_has_the_lstm():
 def test_a_wide_lstm_is_torchs_own_in_bfloat16_where_the_processor_multiplies_it_and_no_kernel(
     monkeypatch, torch_has_the_lstm
 ):
-    if library() is None:
+    if library_in_use() is None:
         pytest.skip("without native kernels, torch computes everything")
     layer, x = LSTM(F, 64), torch.randn(S, B, F)
     # where the kernels multiply bfloat16, they do it themselves: test_bfloat16_kernels.py
-    monkeypatch.setattr(library(), "multiplies_bfloat16", False)
+    monkeypatch.setattr(library_in_use(), "multiplies_bfloat16", False)
     for able in (True, False):
         monkeypatch.setattr(precisions, "_multiplies_bfloat16", lambda able=able: able)
         layer.reset()

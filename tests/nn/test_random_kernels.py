@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fluxutils_py.nn import kernels
+from fluxutils_py.nn.kernels import library as kernels
 
 spec = importlib.util.spec_from_file_location(
     "random_kernels", Path(__file__).with_name("random_kernels.py")
@@ -14,7 +14,7 @@ spec = importlib.util.spec_from_file_location(
 random_kernels = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(random_kernels)
 
-pytestmark = pytest.mark.skipif(kernels.library() is None, reason=kernels.kernels_in_use())
+pytestmark = pytest.mark.skipif(kernels.library_in_use() is None, reason=kernels.kernels_in_use())
 
 
 @pytest.fixture(autouse=True)

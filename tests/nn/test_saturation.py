@@ -18,11 +18,11 @@ from fluxutils_py.nn import (
     MinGRU,
     MinLSTM,
     Recur,
-    kernels,
     native_kernels,
 )
+from fluxutils_py.nn.kernels import library as kernels
 
-pytestmark = pytest.mark.skipif(kernels.library() is None, reason=kernels.kernels_in_use())
+pytestmark = pytest.mark.skipif(kernels.library_in_use() is None, reason=kernels.kernels_in_use())
 
 F, H = 3, 19  # units that fill no vector
 SCALES = [1e3, 1e6, 1.6e9, 1e15]

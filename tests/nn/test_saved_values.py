@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from fluxutils_py.nn import LSTM, kernels
-from fluxutils_py.nn import native as saved_values
-from fluxutils_py.nn.native import LARGEST, MOST_SPARE, SMALLEST, empty_saved
+from fluxutils_py.nn import LSTM
+from fluxutils_py.nn.kernels import library as kernels
+from fluxutils_py.nn.kernels import recurrence as saved_values
+from fluxutils_py.nn.kernels.recurrence import LARGEST, MOST_SPARE, SMALLEST, empty_saved
 
 N = SMALLEST // 4 + 3  # float32
 
@@ -83,7 +84,7 @@ def test_a_forked_process_has_memory_of_its_own():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(kernels.library() is None, reason=kernels.kernels_in_use())
+@pytest.mark.skipif(kernels.library_in_use() is None, reason=kernels.kernels_in_use())
 def test_graphs_that_live_at_the_same_time_do_not_disturb_each_other(spare):
     torch.manual_seed(0)
     layer, xs = LSTM(3, 40), torch.randn(5, 50, 40, 3)

@@ -12,8 +12,14 @@ from torch.nn.utils import parametrize
 from fluxutils_py import reset, truncate
 from fluxutils_py.nn import GRU, LRU, LSTM, MinGRU, MinLSTM, native_kernels
 from fluxutils_py.nn.linear_recurrence import later_products
-from fluxutils_py.nn.sensitivities import carrying_sensitivities, truncated_layers
-from fluxutils_py.nn.states import evaluating, restore, sensitivities, snapshot
+from fluxutils_py.nn.states import (
+    carrying_sensitivities,
+    evaluating,
+    restore,
+    sensitivities,
+    snapshot,
+    truncated_layers,
+)
 
 LAYERS = pytest.mark.parametrize("layer", [MinGRU, MinLSTM, LRU])
 S, F, H = 31, 3, 5

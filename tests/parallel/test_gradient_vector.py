@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from fluxutils_py.nn.vectors import net2grad
+from fluxutils_py.nn.parameters import net2grad
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.parallel.gradient_vector import DENSE, NONE, SPARSE, GradientVector
 

@@ -10,14 +10,17 @@ import torch
 from torch import nn
 
 from fluxutils_py import states
-from fluxutils_py.nn import LSTM, Recur, kernels, native_kernels
+from fluxutils_py.nn import LSTM, Recur, native_kernels
 from fluxutils_py.nn.activations import psigmoid, ptanh
+from fluxutils_py.nn.kernels import library as kernels
 from fluxutils_py.nn.layers import Elementwise
 from fluxutils_py.steps.native_step import MOST_PRODUCTS, NativeStep, OutputForm, Scaler
 from fluxutils_py.steps.session import InferenceSession
 from tests.nn.every_layer import MODELS, F, hooked, with_head
 
-pytestmark = pytest.mark.skipif(kernels.library() is None, reason="the kernels are not in use")
+pytestmark = pytest.mark.skipif(
+    kernels.library_in_use() is None, reason="the kernels are not in use"
+)
 
 CLOSE = {torch.float32: 2e-6, torch.float64: 1e-12}
 TYPES = list(CLOSE)

@@ -15,7 +15,6 @@ from fluxutils_py.errors import LoadError
 from fluxutils_py.gomlx import Trainer
 from fluxutils_py.praytools import cby
 from fluxutils_py.training import (
-    EarlyStopping,
     InMemory,
     Loop,
     Map,
@@ -26,7 +25,7 @@ from fluxutils_py.training import (
     Take,
 )
 from fluxutils_py.training.dataset import as_dataset
-from fluxutils_py.training.early_stopping import Schedule
+from fluxutils_py.training.early_stopping import EarlyStopping, Schedule
 from fluxutils_py.training.generator_state import RandomGenerators
 from fluxutils_py.training.minibatch import TensorBatches
 from fluxutils_py.training.running_metrics import EMAMetric

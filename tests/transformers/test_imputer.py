@@ -17,9 +17,9 @@ from fluxutils_py import (
     samples,
     timesteps,
 )
-from fluxutils_py.data import filling
 from fluxutils_py.data.lazy import LazyArray
 from fluxutils_py.errors import DataError, ShapeError
+from fluxutils_py.transformers import imputer as module
 from tests.plain_networks import plain_regressor
 
 F, N, T = 3, 5, 43
@@ -40,7 +40,7 @@ def x(rng):
 
 @pytest.fixture(autouse=True)
 def _short_looks(monkeypatch):
-    monkeypatch.setattr(filling, "LOOK_BACK", 3)
+    monkeypatch.setattr(module, "LOOK_BACK", 3)
 
 
 def filled(x, start):
@@ -178,11 +178,11 @@ def test_long_gaps_are_looked_back_through_once(x, monkeypatch):
     x[:] = np.nan
     x[:, :, 0] = 7
     reads = []
-    read = filling.read_block
+    read = module.read_block
     monkeypatch.setattr(
-        filling, "read_block", lambda x, f, n, t: reads.append(len(t)) or read(x, f, n, t)
+        module, "read_block", lambda x, f, n, t: reads.append(len(t)) or read(x, f, n, t)
     )
-    lazy = filling.ForwardFilled(x, np.zeros(F), np.array)
+    lazy = module.ForwardFill(np.zeros(F)).over(x, np.zeros(N, int))
     assert all((lazy[:, :, t : t + 2] == 7).all() for t in range(0, T - 1, 2))
     assert sum(reads) <= T + 1
 

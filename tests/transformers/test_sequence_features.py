@@ -13,6 +13,7 @@ from sklearn.pipeline import make_pipeline
 import fluxutils_py
 from fluxutils_py import (
     SequenceFeatures,
+    SequenceImputer,
     h5mmap,
     h5save,
     samples,
@@ -160,6 +161,12 @@ def test_names_follow_those_of_the_data():
     assert features.get_feature_names_out(["v"]).tolist() == ["v", "v lag 2"]
     with pytest.raises(ValueError, match="has 2 names, fit had 1 features"):
         features.get_feature_names_out(["a", "b"])
+
+
+def test_features_of_a_view_have_no_names_of_its_inputs(x):
+    view = samples(x, feature_names=[f"input {i}" for i in range(len(x))])
+    assert SequenceFeatures().fit_transform(view).feature_names is None
+    assert SequenceImputer("ffill").fit_transform(view).feature_names == view.feature_names
 
 
 @pytest.mark.parametrize(

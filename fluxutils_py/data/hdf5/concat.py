@@ -6,8 +6,7 @@ import glob
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
@@ -44,8 +43,7 @@ NOT_COPIED = {"CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST"}
 Dims = tuple[int, ...]  # the axis of rows of files, if there are some, and that of files in a row
 
 
-@dataclass
-class Part:
+class Part(NamedTuple):
     """A dataset of numbers in one of the files."""
 
     path: str
@@ -54,33 +52,11 @@ class Part:
     dtype: np.dtype
     h5_type: h5py.h5t.TypeID
     names: Names | None  # of features
-    at: list[int] = field(default_factory=list)  # where it begins in the result
-
-    @property
-    def size(self) -> int:
-        # NumPy's product of 64 bits may wrap
-        return math.prod(self.shape)
-
-
-@dataclass(frozen=True)
-class JoinedDataset:
-    """What is known of a dataset of the result before it is written."""
-
-    name: str
-    parts: list[Part]
-    shape: Shape  # as (F, N, T)
-    feature_names: Names | None
-    fill: float | None  # the value where no part has data; None if there is no such place
-    type: Any  # of h5py, or of NumPy
-
-    @property
-    def axes(self) -> str | None:
-        return self.parts[0].axes
 
     @property
     def n_bytes(self) -> int:
-        """Bytes to copy."""
-        return sum(part.size * part.dtype.itemsize for part in self.parts)
+        # NumPy's product of 64 bits may wrap
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 def h5concat(
@@ -160,16 +136,23 @@ def h5concat(
     paths = [path for row in rows for path in row]
     title = f"h5concat {os.path.basename(dst)}"
     with progress_bar(verbose, f"{title}: looking", len(paths), "file") as update:
-        parts, copied = inspect_sources(paths, names, axes, join_axes, update)
-    joined = [_plan_dataset(name, parts[name], rows, join_axes, virtual, fill) for name in parts]
-    n_bytes = 0 if virtual else sum(dataset.n_bytes for dataset in joined)
+        joined, copied = inspect_sources(paths, names, axes, join_axes, update)
+    n_bytes = 0 if virtual else sum(part.n_bytes for parts in joined.values() for part in parts)
     with new_file(dst) as file, progress_bar(verbose, title, n_bytes, "B") as update:
-        for planned in joined:
+        for name, parts in joined.items():
+            shape, places = _place_parts(name, parts, rows, join_axes)
+            feature_names = _feature_names(name, parts, places, shape)
+            is_full = sum(math.prod(part.shape) for part in parts) == math.prod(shape)
+            gap_fill = None if is_full else fill or 0
+            dtype = _common_type(name, parts, virtual, gap_fill)
             if virtual:
-                dataset = _refer_to_sources(file, planned, dst)
+                layout = _layout_of_sources(name, parts, places, shape, dtype, dst)
+                dataset = file.create_virtual_dataset(name, layout, gap_fill or None)
             else:
-                dataset = _copy_sources(file, planned, update)
-            _write_attributes(dataset, planned, dst)
+                in_file = [shape[i] for i in _axes_in_file(parts[0])]
+                dataset = allocate(file, name, in_file, dtype, parts[0].axes, gap_fill)
+                _copy_parts(name, parts, places, dataset, update)
+            _write_attributes(dataset, parts[0], name, feature_names, dst)
         with open_file(paths[0]) as first:
             _copy_attributes(first, file)
         for name, path in copied.items():
@@ -240,27 +223,40 @@ def inspect_sources(
     """Return the datasets to join, with a part for each file, and what to copy whole, with its
     first file.
     """
-    files: list[dict[str, Part | None]] = []  # None for a dataset that can only be copied
+    joined: dict[str, list[Part]] = {}
     copied: dict[str, str] = {}
-    for path in paths:
+    values: dict[str, Any] = {}  # of datasets that can only be copied
+    holders: dict[str, list[int]] = {}  # which files have a dataset
+    for i, path in enumerate(paths):
         with open_file(path) as file, wrap_h5_errors(path):
-            parts: dict[str, Part | None] = {}
             for name in names or file:
                 item = get_object(file, path, name)
                 if isinstance(item, h5py.Group):
                     copied.setdefault(name, path)
-                elif _can_be_joined(item, dims):
-                    parts[name] = _read_part(item, path, name, axes)
-                else:
-                    _require_same(item, path, copied.setdefault(name, path), name, dims)
-                    parts[name] = None
-            files.append(parts)
+                    continue
+                holders.setdefault(name, []).append(i)
+                if _can_be_joined(item, dims):
+                    joined.setdefault(name, []).append(_read_part(item, path, name, axes))
+                    continue
+                value = item[()]
+                if not _equal_values(values.setdefault(name, value), value):
+                    raise H5DataError(
+                        f"{describe(path, name)} is no array of numbers with an axis "
+                        f"{_shown(dims)}, so that it can only be copied, and is not the same as in "
+                        f"{copied[name]}; put it into a group (which is copied from the first file)"
+                        " or leave it out with names=[...]"
+                    )
+                copied.setdefault(name, path)
         update(1)
-    joined = {}
-    for name in dict.fromkeys(name for parts in files for name in parts):
-        found = _parts_in_all(name, files, paths)
-        if found:
-            joined[name] = found
+    for name, which in holders.items():
+        _require_in_all(name, which, paths)
+        if name in joined and name in values:
+            first = paths[which[0]]
+            other = copied[name] if joined[name][0].path == first else joined[name][0].path
+            raise H5DataError(
+                f"{describe(other, name)} has another type or number of axes than in {first}; "
+                "write it again like that one, or leave it out with names=[...]"
+            )
     if not joined:
         raise H5DataError(
             f"{paths[0]}: no dataset in it has an axis {_shown(dims)} to join along; it holds "
@@ -270,25 +266,22 @@ def inspect_sources(
     return joined, copied
 
 
+def _require_in_all(name: str, holders: list[int], paths: list[str]) -> None:
+    """Raise H5DataError if a dataset is missing in a file."""
+    missing = sorted(set(range(len(paths))) - set(holders))
+    if missing:
+        raise H5DataError(
+            f"{describe(paths[missing[0]], name)} is missing, {paths[holders[0]]} has it; write "
+            "one of NaN there, or leave it out with names=[...]"
+        )
+
+
 def _can_be_joined(dataset: h5py.Dataset, dims: Dims) -> bool:
     return holds_numbers(dataset) and all(-dataset.ndim <= d < dataset.ndim for d in dims)
 
 
 def _shown(dims: Dims) -> str:
     return str(dims[0] if len(dims) == 1 else dims)
-
-
-def _require_same(dataset: h5py.Dataset, path: str, first_path: str, name: str, dims: Dims) -> None:
-    """Check that a dataset that can only be copied is the same in the first file that has it."""
-    with open_file(first_path) as file:
-        first = file[name]
-        is_same = isinstance(first, h5py.Dataset) and _equal_values(first[()], dataset[()])
-    if not is_same:
-        raise H5DataError(
-            f"{describe(path, name)} is no array of numbers with an axis {_shown(dims)}, so that "
-            f"it can only be copied, and is not the same as in {first_path}; put it into a group "
-            "(which is copied from the first file) or leave it out with names=[...]"
-        )
 
 
 def _equal_values(a: Any, b: Any) -> bool:
@@ -315,44 +308,13 @@ def _read_part(dataset: h5py.Dataset, path: str, name: str, axes: str | None) ->
     )
 
 
-def _parts_in_all(name: str, files: list[dict[str, Part | None]], paths: list[str]) -> list[Part]:
-    """Return the part in each file; none if the dataset can only be copied."""
-    first = next(i for i, parts in enumerate(files) if name in parts)
-    for path, parts in zip(paths, files, strict=True):
-        if name not in parts:
-            raise H5DataError(
-                f"{describe(path, name)} is missing, {paths[first]} has it; write one of NaN "
-                "there, or leave it out with names=[...]"
-            )
-        if (parts[name] is None) != (files[first][name] is None):
-            raise H5DataError(
-                f"{describe(path, name)} has another type or number of axes than in "
-                f"{paths[first]}; write it again like that one, or leave it out with names=[...]"
-            )
-    return [part for parts in files if (part := parts[name]) is not None]
-
-
 # -- the result ------------------------------------------------------------------------------------
 
 
-def _plan_dataset(
-    name: str,
-    parts: list[Part],
-    rows: list[list[str]],
-    dims: Dims,
-    virtual: bool,
-    fill: float | None,
-) -> JoinedDataset:
-    shape = _place_parts(name, parts, rows, dims)
-    is_full = sum(part.size for part in parts) == math.prod(shape)
-    gap_fill = None if is_full else fill or 0
-    feature_names = _feature_names(name, parts, shape)
-    joined_type = _common_type(name, parts, virtual, gap_fill)
-    return JoinedDataset(name, parts, shape, feature_names, gap_fill, joined_type)
-
-
-def _place_parts(name: str, parts: list[Part], rows: list[list[str]], dims: Dims) -> Shape:
-    """Set the offset of each part, and return the shape of the joined dataset."""
+def _place_parts(
+    name: str, parts: list[Part], rows: list[list[str]], dims: Dims
+) -> tuple[Shape, list[Shape]]:
+    """Return the shape of the joined dataset, and where each part begins in it."""
     first = parts[0]
     ndim = len(first.shape)
     along = [axis % ndim for axis in dims]
@@ -360,6 +322,7 @@ def _place_parts(name: str, parts: list[Part], rows: list[list[str]], dims: Dims
         raise H5DataError(
             f"{describe(first.path, name)}: dims={dims} name the same axis of {ndim}; give two axes"
         )
+    places: list[Shape] = []
     end = [0] * ndim
     remaining = iter(parts)
     for row in rows:
@@ -373,11 +336,11 @@ def _place_parts(name: str, parts: list[Part], rows: list[list[str]], dims: Dims
                     f"{first.shape}; they may differ only along {_shown(dims)}; join along another "
                     "axis, or leave it out with names=[...]"
                 )
-            part.at = list(start)
+            places.append(tuple(start))
             # of the longest row: others may have fewer files
             end = [max(e, s + n) for e, s, n in zip(end, start, part.shape, strict=True)]
             start[along[-1]] += part.shape[along[-1]]
-    return tuple(end)
+    return tuple(end), places
 
 
 def _sizes(part: Part, along: list[int]) -> list[int]:
@@ -411,13 +374,13 @@ def _require_convertible(name: str, parts: list[Part]) -> None:
             )
 
 
-def _feature_names(name: str, parts: list[Part], shape: Shape) -> Names | None:
+def _feature_names(name: str, parts: list[Part], places: list[Shape], shape: Shape) -> Names | None:
     """Return the names of all features; None if a feature is named in no file."""
     if len(shape) != 3:
         return None
     names: list[str | None] = [None] * shape[0]
-    for part in parts:
-        for i, feature in enumerate(part.names or (), part.at[0]):
+    for part, place in zip(parts, places, strict=True):
+        for i, feature in enumerate(part.names or (), place[0]):
             if names[i] not in (None, feature):
                 raise H5DataError(
                     f"{describe(part.path, name)}: feature {i} is {feature!r}, in another file it "
@@ -429,61 +392,67 @@ def _feature_names(name: str, parts: list[Part], shape: Shape) -> Names | None:
     return complete if len(complete) == len(names) > 0 else None
 
 
-def _refer_to_sources(file: h5py.File, joined: JoinedDataset, dst: str) -> h5py.Dataset:
-    """Create a virtual dataset that refers to the sources."""
-    first = joined.parts[0]
-    # HDF5 cannot change the order of axes
-    for part in joined.parts:
-        if part.axes != first.axes:
-            raise H5DataError(
-                f"{describe(part.path, joined.name)} is in the order {part.axes}, in "
-                f"{first.path} it is {first.axes}; pass virtual=False"
-            )
-    # the axis of (F, N, T) for each axis in the file
-    order = np.argsort(fnt_axes(first.axes, len(joined.shape)))
-    layout = h5py.VirtualLayout(tuple(joined.shape[i] for i in order), joined.type)
+def _axes_in_file(part: Part) -> list[int]:
+    """Return the axis of (F, N, T) for each axis in the file."""
+    return np.argsort(fnt_axes(part.axes, len(part.shape))).tolist()
+
+
+def _layout_of_sources(
+    name: str, parts: list[Part], places: list[Shape], shape: Shape, dtype: Any, dst: str
+) -> h5py.VirtualLayout:
+    """Return the layout of a virtual dataset that refers to the sources."""
+    order = _axes_in_file(parts[0])
+    layout = h5py.VirtualLayout(tuple(shape[i] for i in order), dtype)
     folder = os.path.dirname(os.path.realpath(dst))
-    name = joined.name.replace("%", "%%")  # which begins a pattern
-    for part in joined.parts:
+    pattern = name.replace("%", "%%")  # which begins a pattern
+    for part, place in zip(parts, places, strict=True):
+        if part.axes != parts[0].axes:  # HDF5 cannot change the order of axes
+            raise H5DataError(
+                f"{describe(part.path, name)} is in the order {part.axes}, in {parts[0].path} it "
+                f"is {parts[0].axes}; pass virtual=False"
+            )
         if 0 in part.shape:  # HDF5 takes no empty selections
             continue
         # relative, so that the folder can be moved as a whole
         path = os.path.relpath(os.path.realpath(part.path), folder).replace("%", "%%")
         size = tuple(part.shape[i] for i in order)
         # a fixed region: the file may grow later
-        source = h5py.VirtualSource(path, name, size)[tuple(map(slice, size))]
-        layout[tuple(slice(part.at[i], part.at[i] + part.shape[i]) for i in order)] = source
-    return file.create_virtual_dataset(joined.name, layout, joined.fill or None)
+        source = h5py.VirtualSource(path, pattern, size)[tuple(map(slice, size))]
+        layout[tuple(slice(place[i], place[i] + part.shape[i]) for i in order)] = source
+    return layout
 
 
-def _copy_sources(
-    file: h5py.File, joined: JoinedDataset, update: Callable[[int], object]
-) -> h5py.Dataset:
-    order = fnt_axes(joined.axes, len(joined.shape))
-    file_shape = [joined.shape[i] for i in np.argsort(order)]
-    dataset = allocate(file, joined.name, file_shape, joined.type, joined.axes, joined.fill)
-    for part in joined.parts:
-        array = h5mmap(part.path, joined.name, part.axes)
+def _copy_parts(
+    name: str,
+    parts: list[Part],
+    places: list[Shape],
+    dataset: h5py.Dataset,
+    update: Callable[[int], object],
+) -> None:
+    order = fnt_axes(parts[0].axes, dataset.ndim)
+    for part, place in zip(parts, places, strict=True):
+        array = h5mmap(part.path, name, part.axes)
         # the file may have been replaced since it was inspected
         if array.shape != part.shape or array.dtype != part.dtype:
             raise H5DataError(
-                f"{describe(part.path, joined.name)} was replaced while being copied; join again"
+                f"{describe(part.path, name)} was replaced while being copied; join again"
             )
-        copy_into(dataset, array, order, update, part.at)
+        copy_into(dataset, array, order, update, place)
         if isinstance(array, H5Lazy):
             array.close()
-    return dataset
 
 
-def _write_attributes(dataset: h5py.Dataset, joined: JoinedDataset, dst: str) -> None:
-    with open_file(joined.parts[0].path) as first:
-        _copy_attributes(first[joined.name], dataset)
-    if joined.axes is not None:
-        dataset.attrs["axes"] = joined.axes
+def _write_attributes(
+    dataset: h5py.Dataset, first: Part, name: str, feature_names: Names | None, dst: str
+) -> None:
+    with open_file(first.path) as file:
+        _copy_attributes(file[name], dataset)
+    if first.axes is not None:
+        dataset.attrs["axes"] = first.axes
     # those of the first file may be other features than those of the result
     dataset.attrs.pop("feature_names", None)
-    if joined.feature_names is not None:
-        write_names(dataset, joined.feature_names, describe(dst, joined.name))
+    if feature_names is not None:
+        write_names(dataset, feature_names, describe(dst, name))
 
 
 def _copy_attributes(source: h5py.Dataset | h5py.File, target: h5py.Dataset | h5py.File) -> None:

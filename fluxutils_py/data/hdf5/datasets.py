@@ -1,28 +1,15 @@
-"""Check a dataset that h5py opened before it is used, and open it in another process."""
+"""Check a dataset that h5py opened before it is used."""
 
 from __future__ import annotations
 
 import os
 import re
-from typing import NamedTuple
 
 import h5py
 
 from fluxutils_py.data.hdf5.attributes import warn_of_packing
-from fluxutils_py.data.hdf5.opening import (
-    FileIdentity,
-    FileReplaced,
-    Shape,
-    check_same_file,
-    current_identity,
-    describe,
-    find_dataset,
-    identity_of,
-    numpy_dtype,
-    open_file,
-    wrap_h5_errors,
-)
-from fluxutils_py.errors import DataError, H5DataError
+from fluxutils_py.data.hdf5.opening import describe, find_dataset, open_file, wrap_h5_errors
+from fluxutils_py.errors import H5DataError
 
 
 def check_dataset(dataset: h5py.Dataset, name: str) -> None:
@@ -39,14 +26,15 @@ def check_dataset(dataset: h5py.Dataset, name: str) -> None:
     UserWarning
         If attributes of NetCDF say how to read it.
     """
-    _require_open(dataset, name)
+    require_open(dataset, name)
     where = f"{name}, {describe(dataset.file.filename, dataset.name or 'without a name')},"
     with wrap_h5_errors(where):
         check_sources(dataset, where)
         warn_of_packing(dataset, where)
 
 
-def _require_open(dataset: h5py.Dataset, name: str) -> None:
+def require_open(dataset: h5py.Dataset, name: str) -> None:
+    """Raise H5DataError if the file of a dataset was closed."""
     if not dataset:
         raise H5DataError(
             f"{name} is in an HDF5 file that was closed; keep that file open, or use "
@@ -104,66 +92,3 @@ def _locate_file(name: str, folder: str) -> str | None:
         if os.path.exists(path):
             return os.path.realpath(path)
     return None
-
-
-# -- other processes -------------------------------------------------------------------------------
-
-
-class DatasetLocation(NamedTuple):
-    """The arguments of :func:`open_located`."""
-
-    path: str
-    name: str
-    identity: FileIdentity
-    shape: Shape
-    dtype: str
-
-
-def locate_dataset(dataset: h5py.Dataset) -> DatasetLocation:
-    """Return what another process needs to open a dataset: the same one or none.
-
-    Raises
-    ------
-    DataError
-        If another process cannot open it.
-    """
-    _require_open(dataset, "the array to send to another process")
-    file = dataset.file
-    path = os.path.realpath(os.fsdecode(file.filename))
-    # other drivers have no descriptor, and a file open for writing keeps others out by its lock
-    if file.driver == "sec2" and file.mode == "r" and dataset.name and os.path.exists(path):
-        known = identity_of(file)
-        identity = current_identity(path, known)
-        if identity_of(path).matches(known):
-            dtype = numpy_dtype(dataset).str
-            return DatasetLocation(path, dataset.name, identity, dataset.shape, dtype)
-    raise DataError(
-        f"{describe(file.filename, dataset.name)} cannot be opened in another process: it has no "
-        "name, or its file was replaced, is not found from here, or is open with "
-        f"mode={file.mode!r} and the driver {file.driver!r}; open it by its absolute path with "
-        "mode='r', or use h5mmap(path, name), or n_jobs=1"
-    )
-
-
-def open_located(
-    path: str,
-    name: str,
-    identity: FileIdentity,
-    shape: Shape,
-    dtype: str,
-) -> h5py.Dataset:
-    """Open a dataset for reading, if it is still the one that was described."""
-    where = describe(path, name)
-    file = open_file(path)
-    try:
-        check_same_file(path, identity_of(file), identity)
-        dataset = find_dataset(file, path, name)
-        if numpy_dtype(dataset).str != dtype or dataset.shape != shape:
-            raise FileReplaced(
-                f"{where} was replaced since it was opened: it is of another type or shape"
-            )
-        check_sources(dataset, where)
-        return dataset
-    except BaseException:
-        file.close()
-        raise

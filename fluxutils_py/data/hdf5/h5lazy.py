@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import h5py
 import numpy as np
@@ -12,10 +12,11 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from fluxutils_py.data.arrays import DuckArray
 from fluxutils_py.data.hdf5.attributes import fnt_axes, read_axes, read_names, warn_of_packing
-from fluxutils_py.data.hdf5.datasets import check_sources, open_located
+from fluxutils_py.data.hdf5.datasets import check_sources
 from fluxutils_py.data.hdf5.opening import (
     PathLike,
     check_path,
+    check_same_file,
     current_identity,
     describe,
     find_dataset,
@@ -33,17 +34,10 @@ from fluxutils_py.data.indexing import (
 )
 from fluxutils_py.errors import H5DataError
 
-
-class _Handle(NamedTuple):
-    """An open dataset, and the process that opened it."""
-
-    process: int
-    file: h5py.File
-    dataset: h5py.Dataset
-
+Handle = tuple[int, h5py.Dataset]  # an open dataset, after the process that opened it
 
 # from the process that forked: to close them would release its locks
-_inherited: list[_Handle] = []
+_inherited: list[Handle] = []
 
 
 class H5Lazy(NDArrayOperatorsMixin, DuckArray):
@@ -102,7 +96,6 @@ class H5Lazy(NDArrayOperatorsMixin, DuckArray):
             with wrap_h5_errors(where):
                 self._axes = fnt_axes(read_axes(dataset, axes, where), dataset.ndim)
                 self.dtype = numpy_dtype(dataset)
-                self._whole = dataset.shape
                 self.shape = tuple(dataset.shape[i] for i in self._axes)
                 self._index: Sequence[Index] | None = None  # of a slice
                 self.feature_names = None
@@ -116,7 +109,7 @@ class H5Lazy(NDArrayOperatorsMixin, DuckArray):
             raise
         self.closed = False
         self._identity = identity_of(file)
-        self._handle: _Handle | None = _Handle(os.getpid(), file, dataset)
+        self._handle: Handle | None = os.getpid(), dataset
 
     def __repr__(self) -> str:
         state = ", closed" if self.closed else ""
@@ -150,11 +143,13 @@ class H5Lazy(NDArrayOperatorsMixin, DuckArray):
     def close(self) -> None:
         """Close the file in this process. Reading afterwards is an error."""
         self.closed = True
-        handle = self._handle
+        self._close_file()
+
+    def _close_file(self) -> None:
+        process, dataset = self._handle or (None, None)
         self._handle = None
-        # the parent's would give up its lock
-        if handle is not None and handle.process == os.getpid():
-            handle.file.close()
+        if process == os.getpid() and dataset:  # the parent's would give up its lock
+            dataset.file.close()
 
     def __enter__(self) -> H5Lazy:
         return self
@@ -174,17 +169,24 @@ class H5Lazy(NDArrayOperatorsMixin, DuckArray):
             raise H5DataError(
                 f"{describe(self.path, self.name)} was closed; open it again with h5mmap"
             )
-        handle = self._handle
-        is_own = handle is not None and handle.process == os.getpid()
-        if handle is not None and is_own and handle.dataset:  # not closed through a slice
-            return handle.dataset
+        handle = self._handle  # read once: other threads may replace it
+        process, dataset = handle or (None, None)
         identity = self._identity
-        if handle is not None and not is_own:
+        if process == os.getpid() and dataset:  # not closed through a slice
+            return dataset
+        if handle is not None and process != os.getpid():
             # the parent has the file open, and may have written to it since
             _inherited.append(handle)
             identity = current_identity(self.path, identity)
-        dataset = open_located(self.path, self.name, identity, self._whole, self.dtype.str)
-        self._handle = _Handle(os.getpid(), dataset.file, dataset)
+        file = open_file(self.path)
+        try:
+            check_same_file(self.path, identity_of(file), identity)
+            dataset = find_dataset(file, self.path, self.name)
+            check_sources(dataset, describe(self.path, self.name))
+        except BaseException:
+            file.close()
+            raise
+        self._handle = os.getpid(), dataset
         return dataset
 
     def _read_slices(self, key: tuple[slice, ...]) -> np.ndarray:
@@ -218,10 +220,7 @@ class H5Lazy(NDArrayOperatorsMixin, DuckArray):
             os.close(os.open(os.devnull, os.O_RDONLY))
         except OSError as error:
             # a source that HDF5 has not found stays missing while the file is open
-            handle = self._handle
-            self._handle = None
-            if handle is not None:
-                handle.file.close()
+            self._close_file()
             raise H5DataError(
                 f"{describe(self.path, self.name)} is virtual and needs more files open at once "
                 f"than this process may have ({error.strerror}); raise the limit, as with `ulimit "

@@ -6,8 +6,8 @@ import ctypes
 import functools
 import mmap
 import os
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -24,19 +24,9 @@ from fluxutils_py.data.indexing import index_names
 from fluxutils_py.errors import H5DataError
 
 PAGE = mmap.PAGESIZE
+WILLNEED = getattr(mmap, "MADV_WILLNEED", None)
+OF_MAP = ("_identity", "_first", "_address", "_reports_residency")  # which views share
 AT_ONCE = 256 << 20  # bytes: asking for more at once would push out what is in use
-
-
-class Origin(NamedTuple):
-    """The file region behind a map."""
-
-    path: str
-    mode: str
-    identity: FileIdentity
-    start: int  # address at which byte 0 of the file would be
-    memory: mmap.mmap
-    memory_start: int  # address of the first byte that is mapped
-    reports_residency: bool
 
 
 class H5Map(np.memmap):
@@ -78,7 +68,11 @@ class H5Map(np.memmap):
     """
 
     _mmap: mmap.mmap | None  # what np.memmap has, whose type its stubs leave out
-    _origin: Origin | None
+    filename: str
+    _identity: FileIdentity
+    _first: int  # place in the file of the first byte that is mapped
+    _address: int  # of that byte in memory
+    _reports_residency: bool  # whether the kernel says which pages are in memory
     feature_names: Names | None
 
     def __new__(
@@ -121,29 +115,23 @@ class H5Map(np.memmap):
         self.offset = offset
         self.mode = mode
         self.feature_names = feature_names
-        start = _memory_address(raw)
-        self._origin = Origin(
-            path,
-            mode,
-            current if mode == "r" else current.without_contents(),
-            start - first,
-            memory,
-            start,
-            _reports_residency(path, stat),
-        )
+        self._identity = current if mode == "r" else current.without_contents()
+        self._first = first
+        self._address = _memory_address(raw)
+        self._reports_residency = _reports_residency(path, stat)
         return self
 
     def __array_finalize__(self, obj: object) -> None:
         super().__array_finalize__(obj)
-        self._origin = None
-        if self._mmap is not None:  # np.memmap has found that this is a view, and no copy
-            self._origin = getattr(obj, "_origin", None)
+        if self.is_mapped:
+            for name in OF_MAP:
+                setattr(self, name, getattr(obj, name))
         self.feature_names = None
 
     @property
     def is_mapped(self) -> bool:
         """Whether the values are in the file; false for a copy of them."""
-        return self._origin is not None
+        return self._mmap is not None  # np.memmap leaves it to views
 
     def __array_wrap__(
         self, array: Any, context: object = None, return_scalar: bool = False
@@ -173,23 +161,22 @@ class H5Map(np.memmap):
 
     def flush(self) -> None:
         """Write changes to the disk now; without it, the system does so later."""
-        if self._origin is not None and self._origin.mode != "r":
-            self._origin.memory.flush()
+        if self._mmap is not None and self.mode != "r":
+            self._mmap.flush()
 
     # -- other processes ---------------------------------------------------------------------------
 
     def __reduce__(self) -> Any:
-        if self._origin is None or not self.size:
+        if not self.is_mapped or not self.size:
             return np.array(self).__reduce__()
-        origin = self._origin
         return H5Map, (
-            origin.path,
+            self.filename,
             self.dtype,
             self.shape,
             self.strides,
-            _memory_address(self) - origin.start,
-            origin.mode if self.flags.writeable else "r",
-            current_identity(origin.path, origin.identity),
+            _memory_address(self) - self._address + self._first,
+            self.mode if self.flags.writeable else "r",
+            current_identity(self.filename, self._identity),
             self.feature_names,
         )
 
@@ -217,17 +204,37 @@ class H5Map(np.memmap):
         bool
             Whether it asked for anything.
         """
-        origin = self._origin
+        memory = self._mmap
         views = tuple(view for view in views if view.size)
-        if origin is None or not views or not hasattr(mmap, "MADV_WILLNEED"):
+        if memory is None or not views or WILLNEED is None:
             return False
         ends = views[:: max(1, len(views) - 1)]  # the first and the last
-        if origin.reports_residency and all(_probably_resident(view, origin) for view in ends):
+        if self._reports_residency and all(map(self._probably_resident, ends)):
             return False
-        ranges = [r for view in views if (r := _byte_ranges(view, origin)) is not None]
-        for start, stop in _merge_ranges(ranges):
-            origin.memory.madvise(mmap.MADV_WILLNEED, start, stop - start)
-        return bool(ranges)
+        starts: list[np.ndarray] = []
+        stops: list[np.ndarray] = []
+        for view in views:
+            runs, length = _contiguous_ranges(view.shape, view.strides, view.itemsize)
+            begins = runs + (_memory_address(view) - self._address)
+            if begins[0] >= 0 and begins[-1] + length <= len(memory):  # else outside the map
+                starts.append(begins // PAGE * PAGE)
+                stops.append(begins + length)
+        if starts:
+            for start, stop in _merge_ranges(np.concatenate(starts), np.concatenate(stops)):
+                memory.madvise(WILLNEED, start, stop - start)
+        return bool(starts)
+
+    def _probably_resident(self, view: np.ndarray) -> bool:
+        """Whether a page in the middle of a view is in memory (neighbours touch only its ends)."""
+        assert _mincore is not None
+        assert self._mmap is not None
+        byte = _memory_address(view)
+        for n, stride in zip(view.shape, view.strides, strict=True):
+            byte += n // 2 * stride
+        if not 0 <= byte - self._address < len(self._mmap):
+            return True
+        vector = ctypes.create_string_buffer(1)
+        return not _mincore(byte // PAGE * PAGE, 1, vector) and vector.raw[0] & 1 == 1
 
 
 def _memory_address(array: np.ndarray) -> int:
@@ -260,29 +267,8 @@ def _contiguous_ranges(shape: Shape, strides: Shape, itemsize: int) -> tuple[np.
     return runs, length
 
 
-class _Ranges(NamedTuple):
-    """Ranges of bytes of a map."""
-
-    starts: np.ndarray  # of pages
-    stops: np.ndarray
-
-
-def _byte_ranges(view: np.ndarray, origin: Origin) -> _Ranges | None:
-    """Return the ranges that a view covers; None for an array outside the map."""
-    runs, length = _contiguous_ranges(view.shape, view.strides, view.itemsize)
-    starts = runs + (_memory_address(view) - origin.memory_start)
-    stops = starts + length
-    if starts[0] < 0 or stops[-1] > len(origin.memory):
-        return None
-    return _Ranges(starts // PAGE * PAGE, stops)
-
-
-def _merge_ranges(ranges: Sequence[_Ranges]) -> list[tuple[int, int]]:
+def _merge_ranges(starts: np.ndarray, stops: np.ndarray) -> Iterator[tuple[int, int]]:
     """Drop ranges that others cover; return only as many as one call to the kernel takes."""
-    if not ranges:
-        return []
-    starts = np.concatenate([r.starts for r in ranges])
-    stops = np.concatenate([r.stops for r in ranges])
     order = np.argsort(starts, kind="stable")
     starts = starts[order]
     stops = np.maximum.accumulate(stops[order])
@@ -291,19 +277,7 @@ def _merge_ranges(ranges: Sequence[_Ranges]) -> list[tuple[int, int]]:
     starts = starts[begins]
     stops = stops[np.r_[begins[1:] - 1, -1]]
     few = np.cumsum(stops - starts) <= AT_ONCE
-    return list(zip(starts[few].tolist(), stops[few].tolist(), strict=True))
-
-
-def _probably_resident(view: np.ndarray, origin: Origin) -> bool:
-    """Whether a page in the middle of a view is in memory (neighbours touch only its ends)."""
-    assert _mincore is not None
-    byte = _memory_address(view)
-    for n, stride in zip(view.shape, view.strides, strict=True):
-        byte += n // 2 * stride
-    if not 0 <= byte - origin.memory_start < len(origin.memory):
-        return True
-    vector = ctypes.create_string_buffer(1)
-    return not _mincore(byte // PAGE * PAGE, 1, vector) and vector.raw[0] & 1 == 1
+    return zip(starts[few].tolist(), stops[few].tolist(), strict=True)
 
 
 def _find_mincore() -> Any:

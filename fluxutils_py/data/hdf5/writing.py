@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 import h5py
 import numpy as np
@@ -168,33 +168,26 @@ def _collect(path: str, mapping: object, prefix: str, arrays: dict[str, Any]) ->
     return arrays
 
 
-def _names_by_name(path: str, arrays: dict[str, Any], given: object) -> dict[str, Names]:
+def _names_by_name(path: str, arrays: dict[str, Any], given: Any) -> dict[str, Names]:
     """Return feature names by array: those given, else those that the array itself has."""
-    arrays = {name: array for name, array in arrays.items() if array is not None}
-    names = {name: get_feature_names(array) for name, array in arrays.items()}
-    of_arrays = {} if given is None else _of_arrays(path, arrays, given)
-    for name, value in of_arrays.items():
+    names = {name: get_feature_names(a) for name, a in arrays.items() if a is not None}
+    if given is not None and not isinstance(given, Mapping):  # of the only array with features
+        candidates = [name for name in names if len(arrays[name].shape) == 3]
+        if len(candidates) != 1:
+            raise H5DataError(
+                f"{path}: feature_names must say of which array they are, as {{'x': [...]}}, where "
+                f"{len(candidates)} arrays have three axes"
+            )
+        given = {candidates[0]: given}
+    for name, value in (given or {}).items():
         key = str(name).strip("/")
-        if key not in arrays:
+        if key not in names:
             raise H5DataError(
                 f"{path}: feature_names are given for {name!r}, which is not among the arrays to "
-                f"save: {', '.join(arrays)}"
+                f"save: {', '.join(names)}"
             )
         names[key] = check_names(value, arrays[key].shape, describe(path, key))
     return {name: value for name, value in names.items() if value is not None}
-
-
-def _of_arrays(path: str, arrays: dict[str, Any], given: Any) -> Mapping[str, Any]:
-    """Return given feature names by array; a list is of the only array with features."""
-    if isinstance(given, Mapping):
-        return given
-    candidates = [name for name, array in arrays.items() if len(array.shape) == 3]
-    if len(candidates) != 1:
-        raise H5DataError(
-            f"{path}: feature_names must say of which array they are, as {{'x': [...]}}, where "
-            f"{len(candidates)} arrays have three axes"
-        )
-    return {candidates[0]: given}
 
 
 def _as_array(value: Any, where: str) -> Any:
@@ -415,35 +408,32 @@ def h5create(
     """
     path = check_path(path)
     check_name(path, name)
-    planned = _plan(path, name, shape, dtype, axes)
+    new = _check_new(path, name, shape, dtype, axes)
     remove_leftovers(os.path.realpath(path))
-    with wrap_h5_errors(planned.where, UNCREATABLE):
-        is_new = not os.path.exists(path)
-        # if another process makes the file first, that one's is what this process opens
-        if not (is_new and _create_file(planned, sparse)):
-            _add_to_file(planned, exist_ok or is_new, overwrite, sparse)
+    with wrap_h5_errors(describe(path, name), UNCREATABLE):
+        if not os.path.exists(path):
+            # if another process makes the file first, that one's is what this process opens
+            exist_ok = True
+            with (
+                contextlib.suppress(FileExistsError),
+                atomic_path(path, replace=False) as temporary,
+                open(temporary, "r+b") as file,
+            ):
+                _add_dataset(file.fileno(), path, new, sparse)
+        # reading is possible while others read
+        if not _can_keep(path, new, exist_ok, overwrite):
+            with _locked_file(path) as descriptor:
+                # another process may have added it since
+                if not _can_keep(path, new, exist_ok, overwrite, locking=False):
+                    _add_dataset(descriptor, path, new, sparse)
     return h5mmap(path, name, mode="r+")
 
 
-class _PlannedDataset(NamedTuple):
-    """What :func:`h5create` was asked for."""
-
-    path: str
-    name: str
-    shape: Shape  # as in the file
-    dtype: np.dtype
-    axes: str | None
-
-    @property
-    def where(self) -> str:
-        return describe(self.path, self.name)
-
-    @property
-    def n_bytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
+# name, shape in the file, type, and order of axes: what allocate() takes
+NewDataset = tuple[str, Shape, np.dtype, str | None]
 
 
-def _plan(path: str, name: str, shape: Any, dtype: DTypeLike, axes: str) -> _PlannedDataset:
+def _check_new(path: str, name: str, shape: Any, dtype: DTypeLike, axes: str) -> NewDataset:
     """Check that there can be an array of real numbers of that shape and type."""
     where = describe(path, name)
     try:
@@ -455,35 +445,13 @@ def _plan(path: str, name: str, shape: Any, dtype: DTypeLike, axes: str) -> _Pla
             f"got {shape!r} and {dtype!r}"
         ) from error
     order = np.argsort(check_axes(axes, len(sizes), where))
-    in_file = tuple(sizes[i] for i in order)
-    planned = _PlannedDataset(path, name, in_file, numpy_type, axes if len(sizes) == 3 else None)
-    if numpy_type.kind not in "fiub" or not sizes or max(planned.n_bytes, *sizes) > LARGEST:
+    n_bytes = math.prod(sizes) * numpy_type.itemsize
+    if numpy_type.kind not in "fiub" or not sizes or max(n_bytes, *sizes) > LARGEST:
         raise H5DataError(
             f"{where}: there can be no array of shape {sizes} of {numpy_type} in a file; expected "
             "real numbers, one axis or more, and less than 2**62 bytes"
         )
-    return planned
-
-
-def _create_file(planned: _PlannedDataset, sparse: bool) -> bool:
-    """Create a file with the dataset; False if another process has made the file meanwhile."""
-    try:
-        with atomic_path(planned.path, replace=False) as new, open(new, "r+b") as file:
-            _add_dataset(file.fileno(), planned, sparse)
-    except FileExistsError:
-        return False
-    return True
-
-
-def _add_to_file(planned: _PlannedDataset, exist_ok: bool, overwrite: bool, sparse: bool) -> None:
-    """Add the dataset to an existing file, or use the one that is there."""
-    # reading is possible while others read
-    if _can_keep(planned, exist_ok, overwrite):
-        return
-    with _locked_file(planned.path) as descriptor:
-        # another process may have added it since
-        if not _can_keep(planned, exist_ok, overwrite, locking=False):
-            _add_dataset(descriptor, planned, sparse)
+    return name, tuple(sizes[i] for i in order), numpy_type, axes if len(sizes) == 3 else None
 
 
 @contextlib.contextmanager
@@ -511,7 +479,7 @@ def _locked_file(path: str) -> Iterator[int]:
                 return
 
 
-def _can_keep(planned: _PlannedDataset, exist_ok: bool, overwrite: bool, **options: Any) -> bool:
+def _can_keep(path: str, new: NewDataset, exist_ok: bool, overwrite: bool, **options: Any) -> bool:
     """Whether the file has a dataset that can be used in place of a new one.
 
     Raises
@@ -519,16 +487,17 @@ def _can_keep(planned: _PlannedDataset, exist_ok: bool, overwrite: bool, **optio
     H5DataError
         If it has one of that name that can be neither used nor replaced.
     """
-    with contextlib.closing(open_file(planned.path, **options)) as file:
-        if not _name_exists(file, planned.name):
+    name = new[0]
+    with contextlib.closing(open_file(path, **options)) as file:
+        if not _name_exists(file, name):
             return False
         problem = "to write to it pass exist_ok=True or use h5mmap(path, name, mode='r+')"
         if exist_ok:
-            problem = _describe_misfit(file, planned)
+            problem = _describe_misfit(find_dataset(file, path, name), new)
         if problem and not overwrite:
             raise H5DataError(
-                f"{planned.where} exists already; {problem}; pass overwrite=True to put a new one "
-                "in its place"
+                f"{describe(path, name)} exists already; {problem}; pass overwrite=True to put a "
+                "new one in its place"
             )
         return not problem
 
@@ -595,8 +564,9 @@ class _Changes(io.RawIOBase):
             memory.flush()
 
 
-def _add_dataset(descriptor: int, planned: _PlannedDataset, sparse: bool) -> None:
+def _add_dataset(descriptor: int, path: str, new: NewDataset, sparse: bool) -> None:
     """Create the dataset in an open file, in place of what has its name."""
+    name = new[0]
     changes = _Changes(descriptor)
     end = changes.size
     with h5py.File(changes, "r+" if end else "w", **ALIGN) as file:
@@ -605,40 +575,28 @@ def _add_dataset(descriptor: int, planned: _PlannedDataset, sparse: bool) -> Non
             end = changes.size  # HDF5 cuts off what a process that was killed has left
         # while that is open, its room is not used again: maps of it keep its numbers
         replaced = None
-        if _name_exists(file, planned.name):
+        if _name_exists(file, name):
             with contextlib.suppress(KeyError, OSError):  # a link that leads nowhere
-                replaced = file[planned.name]
-            del file[planned.name]
-        dataset = allocate(file, planned.name, planned.shape, planned.dtype, planned.axes)
+                replaced = file[name]
+            del file[name]
+        dataset = allocate(file, *new)
+        n_bytes = int(dataset.nbytes)
         offset = dataset.id.get_offset() or 0
         file.flush()
         del replaced
     try:
         os.ftruncate(descriptor, end)
         # of a file that keeps a list of what is free, which may hold any numbers
-        for at in range(offset, min(offset + planned.n_bytes, end), BLOCK_BYTES):
-            os.pwrite(descriptor, bytes(min(BLOCK_BYTES, offset + planned.n_bytes - at)), at)
-        _make_room(descriptor, planned, changes.size, None if sparse else offset)
+        for at in range(offset, min(offset + n_bytes, end), BLOCK_BYTES):
+            os.pwrite(descriptor, bytes(min(BLOCK_BYTES, offset + n_bytes - at)), at)
+        os.ftruncate(descriptor, changes.size)
+        if not sparse:
+            take_room(descriptor, offset, n_bytes, describe(path, name))
         changes.append(end)
     except BaseException:
         os.ftruncate(descriptor, end)
         raise
     changes.patch(end)
-
-
-def _make_room(descriptor: int, planned: _PlannedDataset, size: int, offset: int | None) -> None:
-    """Make a file longer, and have the disk give a dataset all of its room, unless its offset is
-    None.
-    """
-    try:
-        os.ftruncate(descriptor, size)
-    except OSError as error:
-        raise H5DataError(
-            f"{planned.where} cannot be created: the file system accepts no file of {size} bytes "
-            f"({error.strerror})"
-        ) from error
-    if offset is not None:
-        take_room(descriptor, offset, planned.n_bytes, planned.where)
 
 
 def take_room(descriptor: int, offset: int, n_bytes: int, where: str) -> None:
@@ -669,11 +627,11 @@ def _name_exists(file: h5py.File, name: str) -> bool:
         return name in file
 
 
-def _describe_misfit(file: h5py.File, planned: _PlannedDataset) -> str:
+def _describe_misfit(dataset: h5py.Dataset, new: NewDataset) -> str:
     """Return why a dataset cannot be used instead of a new one; an empty text if it can."""
-    dataset = find_dataset(file, planned.path, planned.name)
-    present = (dataset.shape, numpy_dtype(dataset), planned.axes and dataset.attrs.get("axes"))
-    wanted = (planned.shape, planned.dtype, planned.axes)
+    wanted = new[1:]
+    axes = wanted[-1] and dataset.attrs.get("axes")
+    present = (dataset.shape, numpy_dtype(dataset), axes)
     if present != wanted:
         shown = [
             f"shape {shape} of {dtype} in the order {axes}"

@@ -200,16 +200,16 @@ class Advised:
 
 
 def observed(x):
-    o = x._origin
-    x._origin = o._replace(memory=Advised(len(o.memory)), reports_residency=False)
-    return x._origin.memory
+    x._mmap = Advised(len(x._mmap))
+    x._reports_residency = False
+    return x._mmap
 
 
 def touched(x, *views):
     """Pages of a map in which an element of a view lies, one by one."""
     pages = set()
     for v in views:
-        first = v.__array_interface__["data"][0] - x._origin.memory_start
+        first = v.__array_interface__["data"][0] - x._address
         for index in np.ndindex(v.shape):
             byte = first + sum(i * s for i, s in zip(index, v.strides, strict=True))
             pages |= {byte // PAGE, (byte + v.itemsize - 1) // PAGE}
@@ -253,11 +253,10 @@ def test_what_is_not_in_the_map_is_left_alone(tmp_path):
 
 def resident(x):
     """Which pages of the file are in memory."""
-    o = x._origin
-    vector = ctypes.create_string_buffer(-(-len(o.memory) // PAGE))
+    vector = ctypes.create_string_buffer(-(-len(x._mmap) // PAGE))
     assert (
         ctypes.CDLL(None).mincore(
-            ctypes.c_void_p(o.memory_start), ctypes.c_size_t(len(o.memory)), vector
+            ctypes.c_void_p(x._address), ctypes.c_size_t(len(x._mmap)), vector
         )
         == 0
     )
@@ -283,7 +282,7 @@ def test_a_cold_window_is_read_and_nothing_else(tmp_path):
     assert expected <= resident(x)
     assert len(resident(x) - before - expected) < len(expected)  # the disk may fetch a few more
     memory = observed(x)  # looks no further once the pages are there
-    x._origin = x._origin._replace(reports_residency=True)
+    x._reports_residency = True
     x.willneed(window)
     assert memory.calls == []
 

@@ -17,7 +17,7 @@ from torch.optim import SGD, Adam
 
 from fluxutils_py.bobbin import TaskStep, TrainTask, assert_replica_integrity, gather_from_processes
 from fluxutils_py.gomlx import Trainer
-from fluxutils_py.nn.vectors import net2vec
+from fluxutils_py.nn.parameters import net2vec
 from fluxutils_py.parallel import get_communicator
 from fluxutils_py.praytools.functional import itrain, ptrain, train, ttrain
 from fluxutils_py.training import Checkpointer, EveryNSteps, Loop, StepInfo

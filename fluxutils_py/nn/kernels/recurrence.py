@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from fluxutils_py.nn.kernels import SWITCH, VERSION, Library, n_threads
+from fluxutils_py.nn.kernels.library import SWITCH, VERSION, Library, n_threads
 
 # bytes of a block; malloc keeps smaller ones well, and returns larger ones
 SMALLEST = 1 << 20
@@ -224,7 +224,7 @@ def _forward(
 
 def last_state_slopes(
     library: Library, cell: int, sums: Tensor, y: Tensor, h0: Tensor | None
-) -> tuple[Tensor, Tensor] | None:
+) -> tuple[Tensor, Tensor]:
     """Compute how the last state of a diagonal cell depends on the sums of each step, unit by unit.
 
     Parameters
@@ -235,17 +235,15 @@ def last_state_slopes(
     sums : Tensor of shape (S, B, blocks H)
         Of its gates and its candidate; contiguous, and replaced by the result.
     y : Tensor of shape (S, B, H)
-        Its outputs.
+        Its outputs, not empty.
     h0 : Tensor of shape (B, H) or None
 
     Returns
     -------
-    tuple of Tensor, or None if the library cannot
+    tuple of Tensor
         Derivatives of each unit's last state with respect to its sums (S, B, blocks H), and to its
         first state (B, H).
     """
-    if library.slopes is None or not y.numel():
-        return None
     y = y.contiguous()
     h0 = None if h0 is None else h0.contiguous()
     S, B, H = y.shape
@@ -303,7 +301,7 @@ class _Recurrence(Function):
         return None, None, *grads
 
 
-# Without a check for transforms of functorch at every step: native_layers has made sure that there
+# Without a check for transforms of functorch at every step: modules.py has made sure that there
 # are none.
 _apply = super(Function, _Recurrence).apply
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import _C, Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.modules import module as hooks
 
-from fluxutils_py.nn import kernels
-from fluxutils_py.nn.kernels import Library
-from fluxutils_py.nn.native import (
+from fluxutils_py.nn.kernels.library import Library, library_in_use
+from fluxutils_py.nn.kernels.recurrence import (
     GRU,
     LSTM,
     RELU_RNN,
@@ -31,7 +30,7 @@ PLAIN = (Tensor, nn.Parameter)
 _CELL_WEIGHTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
 
-def run(module: nn.Module, x: Tensor, state: State | None) -> tuple[Tensor, State] | None:
+def run_module(module: nn.Module, x: Tensor, state: State | None) -> tuple[Tensor, State] | None:
     """Return outputs and state of ``module(x, state)`` from the native kernels; None if torch has
     to compute them.
 
@@ -48,115 +47,97 @@ def run(module: nn.Module, x: Tensor, state: State | None) -> tuple[Tensor, Stat
     y : Tensor of shape (S, B, H) or (B, H)
     state : as the module returns it
     """
-    plan = _PLANS.get(type(module))
-    if plan is None:
-        by_kernel = getattr(type(module), "by_kernel", None)  # a cell of FluxUtils.jl
+    kind = type(module)
+    cell = _STACKS.get(kind) or _CELLS.get(kind)
+    if cell is None:
+        by_kernel = getattr(kind, "by_kernel", None)  # a cell of FluxUtils.jl
         return None if by_kernel is None else by_kernel(module, x, state)
-    library = kernels.library()
+    library = library_in_use()
     # a hook or a transform would not see what the kernels compute
     if library is None or is_intercepted(module):
         return None
     # straight from the dict: nn.Module takes a microsecond to look up a parameter
     settings = module.__dict__
-    layers = plan.layers(settings)
+    is_stack = kind in _STACKS
+    layers = _weights_of_layers(settings, is_stack)
     if layers is None:
         return None
     bfloat16 = False
     if torch.is_autocast_enabled("cpu"):
         bfloat16 = kernel_gains(library, settings["hidden_size"], x.dtype)
-        if not bfloat16 and plan.gains_from_bfloat16(settings):
+        # an LSTM of torch in bfloat16 may be faster than the kernels in float32
+        if not bfloat16 and kind is nn.LSTM and lstm_gains(settings["hidden_size"]):
             return None
         x = as_float32(x)
         state = tree_map(as_float32, state)
-    return plan.execute(library, settings, layers, x, state, bfloat16)
-
-
-class _Plan(NamedTuple):
-    """How to compute the modules of one class of torch, whose attributes are ``settings``."""
-
-    cell: Cell
-    is_stack: bool  # an nn.LSTM, nn.GRU or nn.RNN, with one layer or more; else a cell
-
-    def layers(self, settings: dict[str, Any]) -> list[Weights] | None:
-        """Return the weights of each layer; None if the kernels do not compute such a module."""
-        names = _CELL_WEIGHTS
-        n_layers = 1
-        if self.is_stack:
-            names = settings["_flat_weights_names"]
-            n_layers = settings["num_layers"]
-            drops = n_layers > 1 and settings["dropout"] and settings["training"]
-            if settings["proj_size"] or drops:
-                return None
-        parameters = settings["_parameters"]
-        try:
-            # by name, as torch's functional calls replace them; never from a list of the module
-            weights = [parameters[name] for name in names]
-        except KeyError:  # a weight that is computed, such as under torch's parametrizations
-            return None
-        if settings["bias"]:
-            if n_layers == 1:  # most often: this runs at every step
-                return [tuple(weights)]
-            return [tuple(weights[k : k + 4]) for k in range(0, 4 * n_layers, 4)]
-        return [(*weights[k : k + 2], None, None) for k in range(0, 2 * n_layers, 2)]
-
-    def gains_from_bfloat16(self, settings: dict[str, Any]) -> bool:
-        """Whether torch in bfloat16 is faster than the kernels in float32."""
-        return self.is_stack and self.cell is LSTM and lstm_gains(settings["hidden_size"])
-
-    def execute(
-        self,
-        library: Library,
-        settings: dict[str, Any],
-        layers: list[Weights],
-        x: Tensor,
-        state: State | None,
-        bfloat16: bool,
-    ) -> tuple[Tensor, State] | None:
-        """Check the tensors and compute; return None if the kernels do not accept them."""
-        cell = self.cell
-        if cell is TANH_RNN and settings["nonlinearity"] == "relu":
-            cell = RELU_RNN
-        n_out = settings["hidden_size"]
-        if not is_plain(x) or not x.numel():
-            return None
-        *_, n_series, n_in = x.shape
-        if n_in != settings["input_size"]:
-            return None
-        shape = (n_series, n_out)  # of one state
-        state_shape = (len(layers), *shape) if self.is_stack else shape
-        h, c = split_state(state)
-        if not states_fit(x, h, c, state_shape):
-            return None
-        if not _layers_fit(x, cell, n_out, layers):
-            return None
-        call = Call(library, cell, 0.0, self.is_stack, bfloat16)
-        if len(layers) > 1:
-            return _run_stack(call, shape, x, h, c, layers)
-        y, *after = recurrence(call, state_shape, x, h, c, *layers[0])
-        if not self.is_stack:  # the last output is the state
-            after.insert(0, y[-1] if y.dim() == 3 else y)
-        return y, _joined(after)
+    if cell is TANH_RNN and settings["nonlinearity"] == "relu":
+        cell = RELU_RNN
+    n_out = settings["hidden_size"]
+    return _compute(library, cell, 0.0, n_out, is_stack, layers, x, state, bfloat16)
 
 
 # Exact classes only: subclasses, such as parametrized layers, may compute something else.
-_PLANS: dict[type, _Plan] = {
-    nn.LSTM: _Plan(LSTM, is_stack=True),
-    nn.GRU: _Plan(GRU, is_stack=True),
-    nn.RNN: _Plan(TANH_RNN, is_stack=True),
-    nn.LSTMCell: _Plan(LSTM, is_stack=False),
-    nn.GRUCell: _Plan(GRU, is_stack=False),
-    nn.RNNCell: _Plan(TANH_RNN, is_stack=False),
-}
+_STACKS: dict[type, Cell] = {nn.LSTM: LSTM, nn.GRU: GRU, nn.RNN: TANH_RNN}  # of a layer or more
+_CELLS: dict[type, Cell] = {nn.LSTMCell: LSTM, nn.GRUCell: GRU, nn.RNNCell: TANH_RNN}
 
 
-def _layers_fit(x: Tensor, cell: Cell, n_out: int, layers: list[Weights]) -> bool:
-    """Whether the kernels accept the weights of all layers for an input ``x``."""
-    n_in = x.shape[-1]
+def _weights_of_layers(settings: dict[str, Any], is_stack: bool) -> list[Weights] | None:
+    """Return the weights of each layer of a module with these attributes; None if the kernels do
+    not compute such a module.
+    """
+    names = _CELL_WEIGHTS
+    n_layers = 1
+    if is_stack:
+        names = settings["_flat_weights_names"]
+        n_layers = settings["num_layers"]
+        drops = n_layers > 1 and settings["dropout"] and settings["training"]
+        if settings["proj_size"] or drops:
+            return None
+    parameters = settings["_parameters"]
+    try:
+        # by name, as torch's functional calls replace them; never from a list of the module
+        weights = [parameters[name] for name in names]
+    except KeyError:  # a weight that is computed, such as under torch's parametrizations
+        return None
+    if settings["bias"]:
+        if n_layers == 1:  # most often: this runs at every step
+            return [tuple(weights)]
+        return [tuple(weights[k : k + 4]) for k in range(0, 4 * n_layers, 4)]
+    return [(*weights[k : k + 2], None, None) for k in range(0, 2 * n_layers, 2)]
+
+
+def _compute(
+    library: Library,
+    cell: Cell,
+    form: float,
+    n_out: int,
+    is_stack: bool,
+    layers: list[Weights],
+    x: Tensor,
+    state: State | None,
+    bfloat16: bool,
+) -> tuple[Tensor, State] | None:
+    """Check the tensors and compute; return None if the kernels do not accept them."""
+    if not is_plain(x) or not x.numel():
+        return None
+    *_, n_series, n_in = x.shape
     for weights in layers:
         if not weights_fit(x.dtype, cell, n_in, n_out, weights):
-            return False
+            return None
         n_in = n_out  # of the next layer
-    return True
+    shape = (n_series, n_out)  # of one state
+    state_shape = (len(layers), *shape) if is_stack else shape
+    h, c = split_state(state)
+    if not states_fit(x, h, c, state_shape):
+        return None
+    whole = is_stack or x.dim() == 3
+    call = Call(library, cell, form, whole, bfloat16)
+    if len(layers) > 1:
+        return _run_stack(call, shape, x, h, c, layers)
+    y, *after = recurrence(call, state_shape, x, h, c, *layers[0])
+    if not whole:  # the output is the state, too
+        after.insert(0, y)
+    return y, _joined(after)
 
 
 def _run_stack(
@@ -285,7 +266,7 @@ def run_cell(
     weights: Weights,
     form: float | Tensor = 0.0,
 ) -> tuple[Tensor, State] | None:
-    """Return outputs and state of a cell, as :func:`native_layers.run` does; None if torch has to
+    """Return outputs and state of a cell, as :func:`run_module` does; None if torch has to
     compute them.
 
     Parameters
@@ -296,11 +277,11 @@ def run_cell(
     x : Tensor of shape (S, B, F) or (B, F)
     state : as the cell takes it, or None
     weights : (w_x, w_h, b_x, b_h)
-        As :func:`native.recurrence` takes them.
+        As :func:`recurrence` takes them.
     form : float
         The number that the formula depends on, besides its tensors.
     """
-    library = kernels.library()
+    library = library_in_use()
     if library is None or "kernel" not in vars(type(cell)) or is_intercepted(cell):
         return None
     bfloat16 = False
@@ -309,17 +290,6 @@ def run_cell(
         state = tree_map(as_float32, state)
         bfloat16 = kernel_gains(library, cell.n_out, x.dtype)
     # a tensor in place of the number may need a gradient, which the kernels do not compute
-    if isinstance(form, Tensor) or not is_plain(x) or not x.numel():
+    if isinstance(form, Tensor):
         return None
-    state_shape = (x.shape[-2], cell.n_out)
-    if not weights_fit(x.dtype, kernel, x.shape[-1], cell.n_out, weights):
-        return None
-    h, c = split_state(state)
-    if not states_fit(x, h, c, state_shape):
-        return None
-    window = x.dim() == 3
-    call = Call(library, kernel, form, window, bfloat16)
-    y, *after = recurrence(call, state_shape, x, h, c, *weights)
-    if not window:  # the output is the state, too
-        after.insert(0, y)
-    return y, _joined(after)
+    return _compute(library, kernel, form, cell.n_out, False, [weights], x, state, bfloat16)

@@ -9,11 +9,13 @@ from torch import nn
 from torch.nn.utils import prune
 
 from fluxutils_py import reset
-from fluxutils_py.nn import LSTM, Recur, kernels, native_kernels, native_layers
+from fluxutils_py.nn import LSTM, Recur, native_kernels
+from fluxutils_py.nn.kernels import library as kernels
+from fluxutils_py.nn.kernels import modules as native_layers
 
-from .every_layer import LAYERS, F, hooked
+from ..every_layer import LAYERS, F, hooked
 
-pytestmark = pytest.mark.skipif(kernels.library() is None, reason=kernels.kernels_in_use())
+pytestmark = pytest.mark.skipif(kernels.library_in_use() is None, reason=kernels.kernels_in_use())
 
 H = 5
 every_layer = pytest.mark.parametrize(

@@ -9,17 +9,17 @@ from torch import nn
 
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.nn import GRU, LSTM
-from fluxutils_py.nn.parameters import weights
-from fluxutils_py.nn.states import reset
-from fluxutils_py.nn.vectors import (
+from fluxutils_py.nn.parameters import (
     dense_gradients,
     flatten_into,
     grad2net,
     net2grad,
     net2vec,
     vec2net,
+    weights,
     windices,
 )
+from fluxutils_py.nn.states import reset
 
 
 def small():

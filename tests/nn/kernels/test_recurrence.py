@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from fluxutils_py.nn import GRU, LSTM, RNN, Recur, kernels, native, native_kernels
+from fluxutils_py.nn import GRU, LSTM, RNN, Recur, native_kernels
+from fluxutils_py.nn.kernels import library as kernels
+from fluxutils_py.nn.kernels import recurrence as native
 
-pytestmark = pytest.mark.skipif(kernels.library() is None, reason=kernels.kernels_in_use())
+pytestmark = pytest.mark.skipif(kernels.library_in_use() is None, reason=kernels.kernels_in_use())
 
 LAYERS = {
     "LSTM": nn.LSTM,
@@ -38,7 +40,7 @@ SHAPES = [
     (43, 2, 9, 30),
     (1, 15, 2, 33),  # few steps, whose gradients of weights outweigh their products
 ]
-ISAS = [name for name in kernels.ISAS if kernels.library() and kernels.supports(name)]
+ISAS = [name for name in kernels.ISAS if kernels.library_in_use() and kernels.supports(name)]
 
 
 @pytest.fixture
@@ -421,7 +423,7 @@ def test_no_more_is_kept_for_the_backward_pass_than_a_fifth_beyond_torchs(kind, 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("cell", [native.LSTM, native.GRU, native.TANH_RNN, native.RELU_RNN])
 def test_nothing_is_written_beside_the_buffers(cell, dtype, isa):
-    library = kernels.library()
+    library = kernels.library_in_use()
     guard, mark = 64, 12345.0
     for S, B, F, H in SHAPES:
         k = cell.h_blocks

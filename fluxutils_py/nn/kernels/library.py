@@ -14,13 +14,14 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from fluxutils_py.errors import warn
 
 VERSION = 6  # of the interface that csrc/kernels.h declares
-PATH = Path(__file__).with_name("_kernels.so")
+PATH = Path(__file__).parents[1] / "_kernels.so"  # beside this folder
 SWITCH = "FLUXUTILS_KERNELS"
 ISAS = {"avx2": 1, "avx512": 2, "neon": 3}
 AVX512_BF16 = 4  # beside avx512: it multiplies bfloat16
@@ -42,66 +43,55 @@ class Library:
 
     def __init__(self, path: Path, wanted: str = "") -> None:
         lib = ctypes.CDLL(str(path))  # lets go of Python's lock during a call
-        lib.fluxutils_version.restype = ctypes.c_int32
-        version = lib.fluxutils_version()
+        int32 = ctypes.c_int32
+        int64 = ctypes.c_int64
+        address = ctypes.c_void_p
+        call = ctypes.c_char_p  # the bytes of a structure
+        version = _function(lib, "fluxutils_version")()
         if version != VERSION:
             raise OSError(
                 f"{path.name} is of version {version}, expected {VERSION}: install the package "
                 "again"
             )
-        lib.fluxutils_isa.argtypes = [ctypes.c_int32]
-        lib.fluxutils_isa.restype = ctypes.c_int32
-        self.isa: int = lib.fluxutils_isa(ISAS.get(wanted, 0))
+        isa = _function(lib, "fluxutils_isa", int32)
+        self.isa: int = isa(ISAS.get(wanted, 0))
         if self.isa < 0:
             raise OSError(f"this processor lacks {wanted or 'AVX2'}")
         # whether calls of type BFLOAT16 are computed
         self.multiplies_bfloat16: bool = (
-            self.isa == ISAS["avx512"] and lib.fluxutils_isa(AVX512_BF16) == AVX512_BF16
+            self.isa == ISAS["avx512"] and isa(AVX512_BF16) == AVX512_BF16
         )
-        self.forward = lib.fluxutils_forward
-        self.backward = lib.fluxutils_backward
-        self.linear_forward = lib.fluxutils_linear_forward
-        self.linear_backward = lib.fluxutils_linear_backward
-        self.causal_kernels = lib.fluxutils_causal_kernels
-        # a library that was built before has none
-        self.slopes = getattr(lib, "fluxutils_slopes", None)
-        for function in (
-            self.forward,
-            self.backward,
-            self.linear_forward,
-            self.linear_backward,
-            self.causal_kernels,
-            self.slopes,
-        ):
-            if function is None:
-                continue
-            function.argtypes = [ctypes.c_char_p]
-            function.restype = ctypes.c_int32
+        self.forward = _function(lib, "fluxutils_forward", call)
+        self.backward = _function(lib, "fluxutils_backward", call)
+        self.linear_forward = _function(lib, "fluxutils_linear_forward", call)
+        self.linear_backward = _function(lib, "fluxutils_linear_backward", call)
+        self.causal_kernels = _function(lib, "fluxutils_causal_kernels", call)
+        self.slopes = _function(lib, "fluxutils_slopes", call)
         # a step takes a structure that stays where it is, by its address
-        self.step = lib.fluxutils_step
+        self.step = _function(lib, "fluxutils_step", address)
         # keeps Python's lock, which takes longer to let go of than a short call
-        self.short_step = ctypes.PyDLL(str(path)).fluxutils_step
-        for function in (self.step, self.short_step):
-            function.argtypes = [ctypes.c_void_p]
-            function.restype = ctypes.c_int32
-        lib.fluxutils_kept_per_output.argtypes = [ctypes.c_int32]
-        lib.fluxutils_kept_per_output.restype = ctypes.c_int32
-        self.kept_per_output = functools.cache(lib.fluxutils_kept_per_output)
-
+        self.short_step = _function(ctypes.PyDLL(str(path)), "fluxutils_step", address)
+        self.kept_per_output = functools.cache(_function(lib, "fluxutils_kept_per_output", int32))
+        self.copy_window = _function(
+            lib, "fluxutils_copy_window", address, int64, address, *[int64] * 8
+        )
         openmp = _openmp_of_torch()
         if openmp is not None:
-            lib.fluxutils_use_openmp.argtypes = [ctypes.c_void_p]
+            lib.fluxutils_use_openmp.argtypes = [address]
             lib.fluxutils_use_openmp.restype = None
             lib.fluxutils_use_openmp(openmp)
-        self.copy_window = lib.fluxutils_copy_window
-        word = ctypes.c_int64
-        address = ctypes.c_void_p
-        self.copy_window.argtypes = [address, word, address, *[word] * 8]
-        self.copy_window.restype = ctypes.c_int32
 
     @property
     def isa_name(self) -> str:
         return next(name for name, number in ISAS.items() if number == self.isa)
+
+
+def _function(library: ctypes.CDLL, name: str, *arguments: Any) -> Any:
+    """Return a function of the library that takes these types and returns an integer."""
+    function = library[name]
+    function.argtypes = list(arguments)
+    function.restype = ctypes.c_int32
+    return function
 
 
 def _openmp_of_torch() -> int | None:
@@ -173,7 +163,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_load_again)
 
 
-def library() -> Library | None:
+def library_in_use() -> Library | None:
     """Return the library, or None if torch's layers are to be used."""
     if not _use.loaded:
         _use.load()
@@ -197,7 +187,7 @@ def n_threads() -> int:
 
 def kernels_in_use() -> str:
     """Describe the instruction set of the native kernels, or why torch's layers are used."""
-    lib = library()
+    lib = library_in_use()
     if lib is not None:
         return f"native kernels, {lib.isa_name}"
     return f"torch's layers: {_use.reason or 'switched off by native_kernels(False)'}"

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from sklearn.preprocessing import StandardScaler
 
-from fluxutils_py.inputs.moments import Standardize
+from fluxutils_py.inputs.moments import Affine, FeatureModule
 from fluxutils_py.inputs.target_codec import TargetCodec
 from fluxutils_py.steps.native_step import OutputForm, Scaler
-from fluxutils_py.transformers.imputer import FillBlock
-from fluxutils_py.transformers.winsor_scaler import WinsorizeBlock
+from fluxutils_py.transformers.imputer import Fill
+from fluxutils_py.transformers.winsor_scaler import Winsorize
 
 # of a classifier, by the method
 _FORMS = {
@@ -31,17 +31,16 @@ def scaler_of(transformer: object) -> Scaler | None:
 
     Parameters
     ----------
-    transformer : the function of blocks of a fitted transformer, or one of scikit-learn's
+    transformer : the module of a fitted transformer, or one of scikit-learn's
     """
     kind = type(transformer)  # exactly: a subclass may compute something else
     function: Any = transformer
-    if kind is Standardize and not function.inverse:
-        return Scaler("standardize", function.mean.ravel(), function.scale.ravel())
-    if kind is WinsorizeBlock:
-        parts = (function.mean, function.scale, function.lower, function.upper)
-        return Scaler("winsorize", *(part.ravel() for part in parts))
-    if kind is FillBlock:
-        return Scaler("fill", function.values)
+    if kind is Affine and not function.inverse:
+        return _scaler("standardize", function, "center", "scale")
+    if kind is Winsorize:
+        return _scaler("winsorize", function, "mean", "scale", "lower", "upper")
+    if kind is Fill:
+        return _scaler("fill", function, "values")
     if kind is StandardScaler:
         n = function.n_features_in_
         # mean_ is there also where with_mean=False leaves it out
@@ -49,6 +48,10 @@ def scaler_of(transformer: object) -> Scaler | None:
         scale = function.scale_ if function.with_std else np.ones(n)
         return Scaler("standardize", mean, scale)
     return None
+
+
+def _scaler(kind: str, function: FeatureModule, *names: str) -> Scaler:
+    return Scaler(kind, *(function.arrays[name].ravel() for name in names))
 
 
 def output_form(codec: TargetCodec, method: str, dtype: np.dtype) -> OutputForm | None:

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from fluxutils_py import show_versions
-from fluxutils_py.nn import LSTM, kernels, native_kernels
-from fluxutils_py.nn.kernels import kernels_in_use
+from fluxutils_py.nn import LSTM, native_kernels
+from fluxutils_py.nn.kernels import library as kernels
+from fluxutils_py.nn.kernels.library import kernels_in_use
 
 ISAS = [name for name in kernels.ISAS if kernels.supports(name)]
 built = pytest.mark.skipif(not ISAS, reason="the kernels are not built")
@@ -162,13 +163,14 @@ def test_one_thread_where_every_core_has_a_rank(variable, fresh):
     for ranks, threads in (("1", 4), ("2", 1)):
         fresh.setenv(variable, ranks)
         fresh.setattr(kernels, "_use", kernels._Use())
-        kernels.library()
+        kernels.library_in_use()
         assert kernels.n_threads() == threads
 
 
 PROCESSES = """
 import multiprocessing, os, time, torch
-from fluxutils_py.nn import LSTM, kernels
+from fluxutils_py.nn import LSTM
+from fluxutils_py.nn.kernels import library as kernels
 torch.set_num_threads(3)
 torch.manual_seed(0)
 layer, x = LSTM(10, 10), torch.randn(50, 400, 10)
@@ -179,7 +181,7 @@ def gradient():
     return torch.autograd.grad(layer(x), list(layer.parameters()), weight)
 
 def threads_of_worker(_):
-    kernels.library()
+    kernels.library_in_use()
     return kernels.n_threads()
 
 expected = gradient()  # starts the threads

@@ -23,8 +23,7 @@ from fluxutils_py.nn.copying import deep_copy
 from fluxutils_py.nn.losses import Loss, SeqLoss, as_loss, takes_weights
 from fluxutils_py.nn.parameters import Freeze, freeze_parameters
 from fluxutils_py.nn.recurrent import State
-from fluxutils_py.nn.sensitivities import truncated_layers
-from fluxutils_py.nn.states import recurrent_layers, reset, restore
+from fluxutils_py.nn.states import recurrent_layers, reset, restore, truncated_layers
 from fluxutils_py.training.minibatch import Minibatch
 from fluxutils_py.training.tensors import to_tensor
 from fluxutils_py.training.window_step import WindowStep

@@ -17,13 +17,13 @@ from torch import Tensor
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.estimator.fitted_parts import SeriesEstimator
 from fluxutils_py.estimator.spec import read_spec
-from fluxutils_py.estimator.step_chain import output_form, scaler_of
-from fluxutils_py.estimator.step_learner import Learning, StepLearner
-from fluxutils_py.estimator.watched_stream import Watch, watched_stream
+from fluxutils_py.estimator.streams.step_chain import output_form, scaler_of
+from fluxutils_py.estimator.streams.step_learner import Learning, StepLearner
+from fluxutils_py.estimator.streams.watched_stream import Watch, watched_stream
 from fluxutils_py.inputs.single_steps import read_step, series_indices
 from fluxutils_py.inputs.target_codec import Transform
+from fluxutils_py.nn.kernels.recurrence import TYPES
 from fluxutils_py.nn.model_windows import takes_gaps
-from fluxutils_py.nn.native import TYPES
 from fluxutils_py.nn.parameters import Freeze
 from fluxutils_py.nn.precision import undisturbed
 from fluxutils_py.nn.states import have_begun, read_states, snapshot

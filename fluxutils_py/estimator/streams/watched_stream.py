@@ -13,9 +13,9 @@ from torch import Tensor
 
 from fluxutils_py.data.views import samples
 from fluxutils_py.errors import DataError, ShapeError, SpecError
-from fluxutils_py.estimator.conformal import AdaptiveInterval, Calibration, check_level
-from fluxutils_py.estimator.residual_model import LEAST_MEMORY, MEMORY, ResidualModel
-from fluxutils_py.estimator.step_learner import Learning
+from fluxutils_py.estimator.streams.conformal import AdaptiveInterval, Calibration, check_level
+from fluxutils_py.estimator.streams.residual_model import LEAST_MEMORY, MEMORY, ResidualModel
+from fluxutils_py.estimator.streams.step_learner import Learning
 from fluxutils_py.inputs.labels import LabelEncoder
 from fluxutils_py.inputs.single_steps import series_indices
 from fluxutils_py.nn.parameters import Freeze

@@ -1,0 +1,3 @@
+"""The face of ``csrc/``: load the native kernels, and compute layers with them."""
+
+__all__: list[str] = []
