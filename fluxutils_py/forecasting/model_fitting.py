@@ -68,6 +68,7 @@ from fluxutils_py.parallel import RankGroup
 from fluxutils_py.reporting.progress import say_stage
 from fluxutils_py.sklearn_callbacks import hooks_of
 from fluxutils_py.training.hooks import as_callbacks
+from fluxutils_py.training.loop import Loop
 from fluxutils_py.training.make_optimizer import adamw
 
 MOST_EPOCHS = 16  # at most so many passes over the data, or FEW_STEPS steps, whichever is more
@@ -299,6 +300,17 @@ def _say_choice(
         print(f"network={kind!r}{said}")
 
 
+class StopAfter:
+    """Stop training after so many updates."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+
+    def on_step(self, loop: Loop) -> None:
+        if loop.step >= self.most:
+            loop.stop()
+
+
 def make_network(
     settings: ForecasterSettings, fitted: FittedState
 ) -> Callable[[], DirectModel | SegmentModel]:
@@ -412,7 +424,6 @@ def fit_models(
     lr = float(settings.lr)
     spec = Spec(
         epochs=epochs,
-        max_updates=most_updates,
         # a rate of one cycle rises first: the loss may rise with it
         patience=None if data.validation is None else max(3, epochs // 4),
         batchsize=batchsize,
@@ -423,6 +434,9 @@ def fit_models(
         # one more step than there are: the scheduler raises an error after its last one
         lr_schedule=("step", partial(OneCycleLR, max_lr=lr, total_steps=n_updates + 1)),
     )
+    callbacks = as_callbacks(settings.callbacks)
+    if most_updates is not None:
+        callbacks = [*callbacks, StopAfter(most_updates)]
     est = Estimator(
         partial(Ensemble, make_network(settings, fitted), n_models),
         ForecastLoss(fitted.loss_name, features.h, fitted.quantiles, features.log),
@@ -430,7 +444,7 @@ def fit_models(
         spec,
         comm=ranks,
         device=settings.device,
-        callbacks=as_callbacks(settings.callbacks),
+        callbacks=callbacks,
         random_state=settings.random_state,
         verbose=settings.verbose,
     )
