@@ -74,11 +74,19 @@ class Journey:
                 self.made.add(made.__name__)
 
 
-def measure_calls() -> dict[str, int]:
-    """Follow a plain fit to its first update, then ``predict`` and a step of a stream."""
-    x = np.random.default_rng(0).normal(size=(3, 40, 100)).astype("float32")
-    y = x.mean(0, keepdims=True)
+X = np.random.default_rng(0).normal(size=(3, 40, 100)).astype("float32")
+
+
+def plain_fit(opt: object = None) -> Estimator:
+    """Fit a plain estimator."""
     model = nn.Sequential(LSTM(3, 16), nn.Linear(16, 1))
+    spec = {"epochs": 60, "batchsize": 20, "seqsize": 50}
+    est = Estimator(model, opt=opt, spec=spec, random_state=0, verbose=False)
+    return est.fit(X, X.mean(0, keepdims=True))
+
+
+def way_to_first_update() -> tuple[Journey, int]:
+    """Follow a plain fit to its first update; return that, and the frames on the stack there."""
     frames = []
 
     class FirstStep(torch.optim.AdamW):
@@ -87,19 +95,20 @@ def measure_calls() -> dict[str, int]:
             frames.extend(s for s in stack if s.filename.startswith(str(PACKAGE)))
             raise Stop
 
-    def fit(opt=None):
-        spec = {"epochs": 60, "batchsize": 20, "seqsize": 50}
-        return Estimator(model, opt=opt, spec=spec, random_state=0, verbose=False).fit(x, y)
+    return Journey(lambda: plain_fit(FirstStep)), len(frames)
 
-    fitted = fit()  # everything is imported
-    first_update = Journey(lambda: fit(FirstStep))
-    prediction = Journey(lambda: fitted.predict(x))
+
+def measure_calls() -> dict[str, int]:
+    """Follow a plain fit to its first update, then ``predict`` and a step of a stream."""
+    fitted = plain_fit()  # everything is imported
+    first_update, n_frames = way_to_first_update()
+    prediction = Journey(lambda: fitted.predict(X))
     stream = fitted.stream(40)
-    stream.step(x[:, :, 0])
-    step = Journey(lambda: stream.step(x[:, :, 1]))
+    stream.step(X[:, :, 0])
+    step = Journey(lambda: stream.step(X[:, :, 1]))
     return {
         "fit to the first update: files": len(first_update.files),
-        "fit to the first update: frames": len(frames),
+        "fit to the first update: frames": n_frames,
         "fit to the first update: classes made": len(first_update.made),
         "predict: files": len(prediction.files),
         "a step of a stream: files": len(step.files),

@@ -17,9 +17,9 @@ from fluxutils_py.auto.closed_form_step import ClosedFormStep
 from fluxutils_py.auto.last_targets import steps_to_learn_from
 from fluxutils_py.errors import DataError, ShapeError, SpecError, warn
 from fluxutils_py.estimator.fit_data import FitData, spec_of_call, whole_batchsize
-from fluxutils_py.estimator.fit_warnings import warn_one_class, warn_single_steps
+from fluxutils_py.estimator.fit_loop import FitLoop
 from fluxutils_py.estimator.fitted_parts import FitChoice
-from fluxutils_py.estimator.fitting import BegunFit, FitLoop, begun_fit, no_groups, train
+from fluxutils_py.estimator.fitting import BegunFit, begun_fit, no_groups, train
 from fluxutils_py.estimator.same_fit import require_same_fit
 from fluxutils_py.estimator.spec import Settings
 from fluxutils_py.estimator.streams.conformal import Calibration
@@ -57,7 +57,7 @@ def run_auto_fit(est: Any, *series: Any, groups: object = None, **call: Any) -> 
             say_stage(settings.verbose, begun.ranks, line)
             calibration = _calibration_by_trial(settings, begun, groups)
         loop = ReadyMadeLoop(begun, begun.cut(settings), groups)
-        if loop.is_closed and not is_fit:
+        if not (loop.makes_updates or is_fit):
             raise _no_partial_fit(est)
         train(begun, loop)
         if calibrates:
@@ -122,8 +122,8 @@ class ReadyMadeLoop(FitLoop):
             super().__init__(data, begun.ranks, begun.rng, begun.earlier)
         else:
             super().__init__(data, begun.ranks, rng)
-        self.is_closed = is_closed_form(self.model)
-        if self.is_closed:
+        self.makes_updates = not is_closed_form(self.model)
+        if not self.makes_updates:
             self.passes = [self.windows]
             self.epochs = 1
 
@@ -152,17 +152,10 @@ class ReadyMadeLoop(FitLoop):
             chosen = self.data.settings.choice.describe(self.n_updates)
             self.hooks.add("start", lambda loop: progress.say(chosen), name="choice")
 
-    def warn(self, *, is_first: bool) -> None:
-        if not self.is_closed:
-            super().warn(is_first=is_first)
-            return
-        warn_single_steps(self.data.inputs, self.model)
-        warn_one_class(self.data.codec.classes)
-
     def prepare(self) -> None:
         verbose = self.data.settings.verbose
         ranks = self.ranks
-        if self.is_closed:  # its step does all
+        if not self.makes_updates:  # its step does all
             say_stage(verbose, ranks, "fitting in closed form")
             return
         if any(closed_form_parts(self.model)):

@@ -13,12 +13,21 @@ from fluxutils_py.bobbin.evaluation import (
     eval_datasets,
 )
 from fluxutils_py.bobbin.mean_metrics import Means, MetricsEval
+from fluxutils_py.bobbin.publish import PublishTrainingProgress, publish_trainer_env_info
 from fluxutils_py.bobbin.replica_check import (
     assert_replica_integrity,
     gather_from_jax_processes,
     gather_from_processes,
 )
 from fluxutils_py.bobbin.results import EvalResults, SampledSet
+from fluxutils_py.bobbin.summaries import (
+    ImageSummary,
+    MplImageSummary,
+    ScalarSummary,
+    collected_summaries,
+    publish_train_intermediates,
+    sow,
+)
 from fluxutils_py.bobbin.task_step import TaskStep
 from fluxutils_py.bobbin.tpmap import tpmap
 from fluxutils_py.bobbin.train_task import BaseTrainTask, TrainTask, initialize_train_state
@@ -28,18 +37,11 @@ from fluxutils_py.bobbin.treejson import (
     read_pytree_json_file,
     write_pytree_json_file,
 )
-from fluxutils_py.reporting import (
-    ImageSummary,
-    MplImageSummary,
+from fluxutils_py.bobbin.writers import (
     MultiDirectorySummaryWriter,
     NullSummaryWriter,
-    PublishTrainingProgress,
-    ScalarSummary,
     SummaryWriter,
     ThreadedSummaryWriter,
-    publish_train_intermediates,
-    publish_trainer_env_info,
-    sow,
 )
 from fluxutils_py.training import Checkpointer, EveryNSteps, Loop, StepInfo, TrainState, Trigger
 from fluxutils_py.training.triggers import (
@@ -102,6 +104,7 @@ __all__ = [
     "TrainTask",
     "Trigger",
     "assert_replica_integrity",
+    "collected_summaries",
     "dump_pytree_json",
     "eval_batches",
     "eval_datasets",

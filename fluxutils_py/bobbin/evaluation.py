@@ -8,8 +8,9 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial, reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 from torch import nn
@@ -20,12 +21,11 @@ from fluxutils_py.bobbin.treejson import (
     read_pytree_json_file,
     write_pytree_json_file,
 )
+from fluxutils_py.bobbin.writers import MultiDirectorySummaryWriter
 from fluxutils_py.errors import DataError, warn
 from fluxutils_py.nn.seeding import gpus_of
 from fluxutils_py.nn.states import evaluating, module_of, reset
 from fluxutils_py.parallel import RankGroup
-from fluxutils_py.reporting.multi_directory_writer import MultiDirectorySummaryWriter
-from fluxutils_py.training.best_model import BestModel
 from fluxutils_py.training.checkpointer import Checkpointer
 from fluxutils_py.training.hooks import StopTraining
 from fluxutils_py.training.minibatch import begins_series
@@ -154,8 +154,7 @@ def eval_datasets(
     Raises
     ------
     TypeError
-        On every rank, if ``evaluate`` returns another type than ``create_eval_results`` on any
-        rank.
+        If ``evaluate`` returns another type than ``create_eval_results``.
     RankError
         If the dataset names differ between ranks.
     RemoteError
@@ -172,85 +171,55 @@ def eval_datasets(
         # a rank with other datasets would wait in another collective for ever
         ranks.require_equal({"the datasets": list(datasets)})
         return {
-            name: _Evaluation(task, name, batches, args, kwargs).merge_ranks(ranks)
-            for name, batches in datasets.items()
+            name: _merge_ranks(ranks, task, partial(_evaluate, task, name, data, args, kwargs))
+            for name, data in datasets.items()
         }
 
 
-class _WrongTypeError(TypeError):
-    """The task of this rank returned a value of the wrong type."""
+def _merge_ranks(
+    ranks: RankGroup, task: EvalTask, evaluate: Callable[[], EvalResults]
+) -> EvalResults:
+    """Evaluate; return the merged result of all ranks, on every rank."""
+    if ranks.is_single:
+        return _finalize(task, [evaluate()])
+    # pickled here, so that a value that cannot be is an error of this rank
+    pickled = ranks.allgather(ranks.guard(lambda: pickle.dumps(evaluate())))
+    total = ranks.guard(lambda: _finalize(task, map(pickle.loads, pickled)))
+    ranks.allgather()  # has finalize_eval_results failed on any rank?
+    assert total is not None
+    return total
 
 
-class _RankResult(NamedTuple):
-    """What a rank sends to the others: its result, pickled if there are others, or a type error."""
+def _evaluate(
+    task: EvalTask, name: str, batches: Batches, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> EvalResults:
+    """Return the result of the batches of this rank."""
+    empty = task.create_eval_results(name)
+    total = _check_type(empty, EvalResults, "create_eval_results")
+    # only of the first argument, which is the state in a loop
+    model = _model_of(args)
+    with evaluation_mode(model):
+        dataset = batches() if callable(batches) else batches
+        if hasattr(dataset, "reset"):
+            dataset.reset()
+        for batch in dataset:
+            if model is not None and begins_series(batch):
+                reset(model)
+            result = task.evaluate(batch, *args, **kwargs)
+            total = _reduce_results(total, _check_type(result, type(empty), "evaluate"))
+        # ranks may have different devices
+        return tree_map(on_cpu, total)
 
-    result: Any = None
-    type_error: str | None = None
 
-
-class _Evaluation(NamedTuple):
-    """One task on one dataset, with the further arguments of ``evaluate``."""
-
-    task: EvalTask
-    dataset_name: str
-    batches: Batches
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-    def merge_ranks(self, ranks: RankGroup) -> EvalResults:
-        """Evaluate; return the merged result of all ranks, on every rank."""
-        answers = ranks.allgather(ranks.guard(self._evaluate_rank, ranks.is_single))
-        wrong = {rank: a.type_error for rank, a in enumerate(answers) if a.type_error}
-        if wrong:
-            texts = [f"rank {rank}: {error}" for rank, error in wrong.items()]
-            text = wrong[0] if ranks.is_single else "; ".join(texts)
-            ranks.raise_on_all(TypeError(text))
-        results = [answer.result for answer in answers]
-        total = ranks.guard(self._merge_results, results, ranks.is_single)
-        ranks.allgather()  # has finalize_eval_results failed on any rank?
-        assert total is not None
-        return total
-
-    def _evaluate_rank(self, is_single: bool) -> _RankResult:
-        try:
-            result = self._evaluate_batches()
-            # pickled here, so that a value that cannot be is an error of this rank
-            return _RankResult(result if is_single else pickle.dumps(result))
-        except _WrongTypeError as error:  # all ranks raise it later, not only this one
-            return _RankResult(type_error=str(error))
-
-    def _evaluate_batches(self) -> EvalResults:
-        """Return the result of the batches of this rank."""
-        empty = self.task.create_eval_results(self.dataset_name)
-        total = _check_type(empty, EvalResults, "create_eval_results")
-        # only of the first argument, which is the state in a loop
-        model = _model_of(self.args)
-        with evaluation_mode(model):
-            dataset = self.batches() if callable(self.batches) else self.batches
-            if hasattr(dataset, "reset"):
-                dataset.reset()
-            for batch in dataset:
-                if model is not None and begins_series(batch):
-                    reset(model)
-                result = self.task.evaluate(batch, *self.args, **self.kwargs)
-                total = _reduce_results(total, _check_type(result, type(empty), "evaluate"))
-            # ranks may have different devices
-            return tree_map(on_cpu, total)
-
-    def _merge_results(self, results: list[Any], is_single: bool) -> EvalResults:
-        total, *others = results if is_single else map(pickle.loads, results)
-        for other in others:
-            total = _reduce_results(total, other)
-        final = self.task.finalize_eval_results(total)
-        return _check_type(final, EvalResults, "finalize_eval_results")
+def _finalize(task: EvalTask, results: Iterable[EvalResults]) -> EvalResults:
+    final = task.finalize_eval_results(reduce(_reduce_results, results))
+    return _check_type(final, EvalResults, "finalize_eval_results")
 
 
 def _check_type(value: object, expected: type[EvalResults], method: str) -> Any:
     if isinstance(value, expected):
         return value
-    raise _WrongTypeError(
-        f"{method} returned {type(value).__name__}; it must return {expected.__name__}"
-    )
+    raise TypeError(f"{method} returned {type(value).__name__}; it must return {expected.__name__}")
 
 
 def _reduce_results(one: EvalResults, other: EvalResults) -> EvalResults:
@@ -482,7 +451,7 @@ class RunEvalKeepBest:
         self.run_eval = run_eval
         self.tune_on = tune_on
         self.dest = Path(dest)
-        self._best = _BestCheckpoint(self.dest)  # rank 0 alone uses it
+        self._best: EvalResults | None = None  # rank 0 alone uses it
 
     def add_result_processor(self, processor: ResultProcessor) -> Self:
         """Add a processor as :meth:`RunEval.add_result_processor` does; it runs before the model is
@@ -495,8 +464,37 @@ class RunEvalKeepBest:
         with ranks_of(loop, self.run_eval.comm, "RunEvalKeepBest") as ranks:
             results = self.run_eval.run(loop, ranks)
             result = results[self.tune_on]
-            best = _from_rank_0(ranks, lambda: self._best.save_if_better(result, loop))
-            return KeepBestResults(results, best.value, best.saved_path)
+            best, path = _from_rank_0(ranks, lambda: self._save_if_better(result, loop))
+            return KeepBestResults(results, best, path)
+
+    def _save_if_better(
+        self, result: EvalResults, loop: Loop | TrainState
+    ) -> tuple[EvalResults, Path | None]:
+        """Save the model if it is the best so far; return the best result and the checkpoint."""
+        # read late: only a result of this run tells which types the file has
+        if self._best is None:
+            self._best = self._read_best(result)
+        if self._best is not None and not result.is_better_than(self._best):
+            return self._best, None
+        dump_pytree_json(result)  # raise before writing anything if the result cannot be written
+        state = getattr(loop, "state", loop)
+        parts = {"model": module_of(loop), "optimizer": getattr(state, "opt", None)}
+        states = {name: part.state_dict() for name, part in parts.items() if part is not None}
+        # the result last: a process killed in between leaves a model better than its result
+        path = Checkpointer(self.dest).write(states, loop.step)
+        write_pytree_json_file(self.dest / "results.json", result)
+        self._best = result
+        return result, path
+
+    def _read_best(self, like: EvalResults) -> EvalResults | None:
+        """Return the best result of an earlier process, or None."""
+        try:
+            return read_pytree_json_file(self.dest / "results.json", like)
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            warn(f"{error}; it is ignored, and this model counts as the best so far")
+            return None
 
     def load_best(self, model: nn.Module) -> nn.Module:
         """Load the best parameters and buffers into ``model`` and return it. Call it on each rank
@@ -512,50 +510,6 @@ class RunEvalKeepBest:
             raise FileNotFoundError(f"{self.dest} contains no model: none has been saved yet")
         model.load_state_dict(checkpoint["model"])
         return model
-
-
-class _Best(NamedTuple):
-    """The best result so far, and the checkpoint of this model if it gave that result."""
-
-    value: EvalResults
-    saved_path: Path | None
-
-
-class _BestCheckpoint(BestModel):
-    """The best model's checkpoint in a folder, and its result in a file next to it."""
-
-    def __init__(self, dest: Path) -> None:
-        super().__init__(is_better=lambda result, best: result.is_better_than(best))
-        self.dest = dest
-        self.path: Path | None = None
-
-    def save_if_better(self, result: EvalResults, loop: Loop | TrainState) -> _Best:
-        """Save the model if it is the best so far."""
-        # read late: only a result of this run tells which types the file has
-        if self.value is None:
-            self.value = self._read_best(result)
-        self.model = loop
-        is_best = self.update(result)
-        return _Best(self.value, self.path if is_best else None)
-
-    def _store_best(self, value: EvalResults) -> None:
-        dump_pytree_json(value)  # raise before writing anything if the result cannot be written
-        state = getattr(self.model, "state", self.model)
-        parts = {"model": module_of(self.model), "optimizer": getattr(state, "opt", None)}
-        states = {name: part.state_dict() for name, part in parts.items() if part is not None}
-        # the result last: a process killed in between leaves a model better than its result
-        self.path = Checkpointer(self.dest).write(states, self.model.step)
-        write_pytree_json_file(self.dest / "results.json", value)
-
-    def _read_best(self, like: EvalResults) -> EvalResults | None:
-        """Return the best result of an earlier process, or None."""
-        try:
-            return read_pytree_json_file(self.dest / "results.json", like)
-        except FileNotFoundError:
-            return None
-        except ValueError as error:
-            warn(f"{error}; it is ignored, and this model counts as the best so far")
-            return None
 
 
 def ranks_of(loop: object, comm: object, call: str) -> RankGroup:

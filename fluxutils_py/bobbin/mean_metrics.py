@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fluxutils_py.bobbin.evaluation import EvalTask
 from fluxutils_py.bobbin.results import EvalResults
+from fluxutils_py.bobbin.writers import NullSummaryWriter, with_flax_names
 from fluxutils_py.nn.states import module_of
-from fluxutils_py.reporting.writers import Writer, with_torch_names
 from fluxutils_py.training.minibatch import as_minibatch
 from fluxutils_py.training.running_metrics import MeanMetric, n_elements
 from fluxutils_py.training.train_state import TrainState
@@ -69,10 +69,10 @@ class Means(EvalResults):
     def write_to_tensorboard(
         self,
         state: Loop | TrainState,
-        writer: Writer,
+        writer: NullSummaryWriter,
     ) -> None:
         for name, mean in self.means.items():
-            with_torch_names(writer).add_scalar(name, mean, state.step)
+            with_flax_names(writer).scalar(name, mean, state.step)
 
 
 class MetricsEval(EvalTask):

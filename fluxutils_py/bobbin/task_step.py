@@ -5,44 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fluxutils_py.nn.seeding import seeded
-from fluxutils_py.nn.states import restore, snapshot
 from fluxutils_py.parallel import RankGroup
-from fluxutils_py.training.function_step import FunctionStep
-from fluxutils_py.training.resharding import require_shared_batches, reshard_rows
-from fluxutils_py.training.step_info import BatchLoss, StepInfo
-from fluxutils_py.training.tensors import detached
+from fluxutils_py.training.batch_step import BatchStep
+from fluxutils_py.training.step_info import StepInfo
 from fluxutils_py.training.train_state import TrainState
 
 if TYPE_CHECKING:
     from fluxutils_py.training.loop import Loop
 
 Seed = int | torch.Generator
-
-
-class Task(Protocol):
-    """What a step needs of a task; see :class:`BaseTrainTask`."""
-
-    def compute_loss(self, model: nn.Module, batch: Any, *, step: int, rng: torch.Generator) -> Any:
-        """Return the loss of a batch, or a pair of the loss and auxiliary outputs."""
-
-    def batch_weight(self, batch: Any) -> float:
-        """Return the weight of a batch in means over ranks."""
-
-    def shard_batch(self, batch: Any, rank: int, size: int) -> Any:
-        """Return a rank's part of a batch."""
-
-    def reduce_extra_vars(
-        self, buffers: Mapping[str, Tensor], *, ranks: RankGroup, weight: float
-    ) -> None:
-        """Make the model's buffers equal on all ranks."""
 
 
 class TaskStep:
@@ -82,7 +60,7 @@ class TaskStep:
 
     def __init__(
         self,
-        task: Task,
+        task: Any,
         state: TrainState | None = None,
         seed: int = 0,
         *,
@@ -100,11 +78,12 @@ class TaskStep:
     def _bind_state(self, state: TrainState) -> None:
         self.state = state
         self._bound = state.model, state.opt
-        self._step = FunctionStep(
-            self._compute_loss,
-            state.opt,
+        self._step = BatchStep(
+            self._loss_and_aux,
             state.model,
+            state.opt,
             comm=self.ranks,
+            weigh=self.task.batch_weight,
             shard=self.task.shard_batch,
             compute_again=self._run_again,
             **self._settings,
@@ -128,7 +107,7 @@ class TaskStep:
     @property
     def shares_batches(self) -> bool:
         """Whether all ranks need the same batches, and so equally many."""
-        return self._settings.get("batches", "same") == "same"
+        return self._step.shares_batches
 
     def __call__(
         self,
@@ -163,52 +142,41 @@ class TaskStep:
     ) -> StepInfo | None:
         state = self.state
         self._rng = rng
-        self._weight = 0.0  # of this rank's batch
-        self._aux: Mapping[str, Any] = {}
         # asked first: train() goes through all modules
         if not state.model.training:
             state.model.train()
         ranks = self.ranks
         if ranks.is_single:
-            info = self._step(batch)
+            info = self._step.train_step(batch)
         else:
             # a rank whose batches are used up takes part in the steps of the others without one
             with ranks.step(lambda: self._take_step(None, rng)):
-                info = self._step(batch)
+                info = self._step.train_step(batch)
                 if info is not None and info.batch_loss is not None and state.extra_vars:
-                    weight = self._weight
+                    weight = self._step.weight
                     self.task.reduce_extra_vars(state.extra_vars, ranks=ranks, weight=weight)
-        if info is None:
-            return None
-        state.step += 1
-        return replace(info, metrics=self._aux)
+        if info is not None:
+            state.step += 1
+        return info
 
-    def _compute_loss(self, batch: object) -> BatchLoss | None:
-        """Return the loss of a batch, with the random numbers of this step and rank."""
-        n = self.task.batch_weight(batch)
-        if not n:  # a mean over no data would be NaN
-            return None
+    def _loss_and_aux(self, model: nn.Module, batch: object) -> tuple[Any, Mapping[str, Any]]:
+        """Return the loss of a batch and other values, with the random numbers of this step and
+        rank.
+        """
         rng = as_generator(self._rng, self.state.step, self.ranks.rank)
-        self._weight = n
         with self._seeded_torch(rng):
-            loss, self._aux = self._loss_and_aux(batch, rng)
-        return BatchLoss(loss, n)
-
-    def _loss_and_aux(self, batch: object, rng: torch.Generator) -> tuple[Any, dict[str, Any]]:
-        result = self.task.compute_loss(self.model, batch, step=self.state.step, rng=rng)
+            result = self.task.compute_loss(model, batch, step=self.state.step, rng=rng)
         loss, aux = result if isinstance(result, tuple) else (result, None)
-        if aux is not None and not isinstance(aux, Mapping):
-            aux = {"aux": aux}
-        return loss, detached(dict(aux or {}))
+        if aux is None:
+            return loss, {}
+        return loss, aux if isinstance(aux, Mapping) else {"aux": aux}
 
     def _run_again(self, batch: object) -> None:
         """Call the task's loss of a batch; a generator that the user gave does not advance."""
         given = self._rng
         before = given.get_state() if isinstance(given, torch.Generator) else None
         try:
-            rng = as_generator(given, self.state.step, self.ranks.rank)
-            with self._seeded_torch(rng):
-                self.task.compute_loss(self.state.model, batch, step=self.state.step, rng=rng)
+            self._loss_and_aux(self.model, batch)
         finally:
             if isinstance(given, torch.Generator) and before is not None:
                 given.set_state(before)
@@ -225,30 +193,23 @@ class TaskStep:
 
     def on_epoch(self, loop: Loop) -> None:
         """Finish a pass over the data."""
-        self._step.finish_epoch()
+        self._step.on_epoch(loop)
 
     def state_dict(self) -> dict[str, Any]:
         """Return recurrent states and waiting gradients, without model and optimizer."""
-        return {"states": snapshot(self.model), "step": self._step.state_dict()}
+        return self._step.state_dict()
 
     def reshard_state_dict(
-        self,
-        states: Sequence[Mapping[str, Any]],
-        rank: int,
-        size: int,
+        self, states: Sequence[Mapping[str, Any]], rank: int, size: int
     ) -> dict[str, Any]:
         """Return the state for one of ``size`` ranks, from the states of the ranks that saved a
         checkpoint.
         """
-        require_shared_batches(self._settings.get("batches"), len(states), size)
-        step = self._step.reshard_state_dict([state["step"] for state in states], rank, size)
-        rows = reshard_rows(self.model, [state["states"] for state in states], rank, size)
-        return {"states": rows, "step": step}
+        return self._step.reshard_state_dict(states, rank, size)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state that :meth:`state_dict` returned."""
-        restore(self.model, state["states"])
-        self._step.load_state_dict(state["step"])
+        self._step.load_state_dict(state)
 
 
 def as_generator(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -84,73 +83,55 @@ def tpmap(
         devices = [torch.device("cuda", i) for i in range(torch.cuda.device_count())] or ["cpu"]
     if isinstance(devices, int):
         devices = ["cpu"] * devices
-    devices = [torch.device(device) for device in devices]
-    mapped = _MappedFunction(f, argtypes, dict(kwargtypes or {}), devices, wrap_return)
+    on = [torch.device(device) for device in devices]
+    types: tuple[Any, dict[str, str]] = tuple(argtypes), dict(kwargtypes or {})
+    _check_types(types, on)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        return mapped(*args, **kwargs)
+        given = _divide_arguments(types, args, kwargs, on)
+        with ThreadPoolExecutor(len(on)) as pool:
+            # all are submitted before the first result is waited for
+            futures = [pool.submit(f, *positional, **named) for positional, named in given]
+            results = [future.result() for future in futures]
+        stacked = tree_map(_stack_results, *results)
+        return stacked if wrap_return is None else wrap_return(stacked)
 
-    # a function, not the object itself: it has a name and a docstring, like that of jax.pmap
     call.__name__ = getattr(f, "__name__", "mapped")
     call.__doc__ = inspect.getdoc(f)
     return call
 
 
-@dataclass(frozen=True)
-class _MappedFunction:
-    """Calls a function on each device, with its part of the arguments."""
+def _check_types(types: tuple[Any, dict[str, str]], devices: Sequence[torch.device]) -> None:
+    if not devices:
+        raise ValueError("tpmap needs at least one device")
+    for argtype in (*types[0], *types[1].values()):
+        if argtype not in ARGTYPES:
+            raise ValueError(f"argument type must be one of {', '.join(ARGTYPES)}; got {argtype!r}")
 
-    f: Callable[..., Any]
-    argtypes: Sequence[str]
-    kwargtypes: Mapping[str, str]
-    devices: Sequence[torch.device]
-    wrap_return: Callable[[Any], Any] | None
 
-    def __post_init__(self) -> None:
-        if not self.devices:
-            raise ValueError("tpmap needs at least one device")
-        for argtype in (*self.argtypes, *self.kwargtypes.values()):
-            if argtype not in ARGTYPES:
-                raise ValueError(
-                    f"argument type must be one of {', '.join(ARGTYPES)}; got {argtype!r}"
-                )
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        calls = self._calls_of_devices(args, kwargs)
-        with ThreadPoolExecutor(len(self.devices)) as pool:
-            # all are submitted before the first result is waited for
-            futures = [pool.submit(call) for call in calls]
-            results = [future.result() for future in futures]
-        stacked = tree_map(_stack_results, *results)
-        return stacked if self.wrap_return is None else self.wrap_return(stacked)
-
-    def _calls_of_devices(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> list[Callable[[], Any]]:
-        """Return a function without arguments for each device."""
-        if len(args) != len(self.argtypes):
-            raise TypeError(
-                f"expected {len(self.argtypes)} positional arguments, one per argtype; got "
-                f"{len(args)}"
-            )
-        if set(kwargs) != set(self.kwargtypes):
-            raise TypeError(
-                f"expected keywords {sorted(self.kwargtypes)}, one per kwargtype; got "
-                f"{sorted(kwargs)}"
-            )
-        given = [
-            _divide_argument(argtype, value, self.devices)
-            for argtype, value in zip(self.argtypes, args, strict=True)
-        ]
-        named = {
-            name: _divide_argument(argtype, kwargs[name], self.devices)
-            for name, argtype in self.kwargtypes.items()
-        }
-        calls: list[Callable[[], Any]] = []
-        for i in range(len(self.devices)):
-            named_parts = {name: parts[i] for name, parts in named.items()}
-            calls.append(partial(self.f, *(parts[i] for parts in given), **named_parts))
-        return calls
+def _divide_arguments(
+    types: tuple[Any, dict[str, str]],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    devices: Sequence[torch.device],
+) -> list[tuple[list[Any], dict[str, Any]]]:
+    """Return positional and keyword arguments for each device."""
+    argtypes, kwargtypes = types
+    if len(args) != len(argtypes):
+        raise TypeError(
+            f"expected {len(argtypes)} positional arguments, one per argtype; got {len(args)}"
+        )
+    if set(kwargs) != set(kwargtypes):
+        raise TypeError(
+            f"expected keywords {sorted(kwargtypes)}, one per kwargtype; got {sorted(kwargs)}"
+        )
+    pairs = zip(argtypes, args, strict=True)
+    given = [_divide_argument(argtype, value, devices) for argtype, value in pairs]
+    named = {k: _divide_argument(kwargtypes[k], value, devices) for k, value in kwargs.items()}
+    return [
+        ([parts[i] for parts in given], {k: parts[i] for k, parts in named.items()})
+        for i in range(len(devices))
+    ]
 
 
 def _divide_argument(argtype: str, value: Any, devices: Sequence[torch.device]) -> list[Any]:

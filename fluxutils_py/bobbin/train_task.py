@@ -13,16 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fluxutils_py.bobbin.publish import PublishTrainingProgress
 from fluxutils_py.bobbin.task_step import Seed, TaskStep, draw, generator
 from fluxutils_py.errors import LoadError
 from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.nn.states import evaluating, reset
 from fluxutils_py.parallel import RankGroup, is_main_process
-from fluxutils_py.reporting.publish import PublishTrainingProgress
+from fluxutils_py.training.batch_step import shard_batch
 from fluxutils_py.training.checkpointer import Checkpointer
 from fluxutils_py.training.make_optimizer import make_optimizer
-from fluxutils_py.training.minibatch import Minibatch
-from fluxutils_py.training.sharding import shard
 from fluxutils_py.training.step_info import StepInfo
 from fluxutils_py.training.train_state import TrainState, set_vars
 from fluxutils_py.tree import as_tensor, named_leaves, tree_map
@@ -132,9 +131,7 @@ class BaseTrainTask:
 
         By default, split all arrays of the batch along their first axis; split windows by series.
         """
-        if isinstance(batch, Minibatch):  # its arrays have series on different axes
-            return batch.shard(rank, size)
-        return shard(batch, rank, size)
+        return shard_batch(batch, rank, size)
 
     def make_training_step_fn(self, **settings: Any) -> TaskStep:
         """Return a function that takes one training step.

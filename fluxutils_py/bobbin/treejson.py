@@ -17,7 +17,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -167,37 +167,23 @@ def _encode_items(items: dict[Any, Any], path: str) -> dict[str, Any]:
     return {"__items__": [[key, item] for key, item in entries.items()]}
 
 
-class _ArrayContent(NamedTuple):
-    """Dtype and elements of an array, as they are written."""
-
-    dtype: str
-    data: Any
-
-
 def _encode_array(value: Tensor | np.ndarray | np.generic, path: str) -> dict[str, Any]:
-    content = _array_content(value)
-    if content is None:
+    try:
+        if not isinstance(value, Tensor) and value.dtype.kind == "U":  # torch has no text
+            content = {"dtype": value.dtype.str, "data": value.tolist()}
+        else:
+            tensor: Any = as_tensor(value)  # None has no dtype
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            content = {"dtype": dtype, "data": _tensor_data(tensor)}
+    except (AttributeError, TypeError, RuntimeError):  # of a type that torch does not have
         raise TypeError(
             f"{path or 'the tree'}: JSON cannot hold {type(value)} of {value.dtype}; convert it"
-        )
-    stored = {_array_mark(value): True, "dtype": content.dtype, "data": content.data}
+        ) from None
+    stored = {_array_mark(value): True, **content}
     if not np.prod(value.shape):
         # nested lists of no elements do not tell the shape
         stored["shape"] = list(value.shape)
     return stored
-
-
-def _array_content(value: Tensor | np.ndarray | np.generic) -> _ArrayContent | None:
-    """Return what to write of an array; None if it is of a type that torch does not have."""
-    if not isinstance(value, Tensor) and value.dtype.kind == "U":  # torch has no text
-        return _ArrayContent(value.dtype.str, value.tolist())
-    try:
-        tensor = as_tensor(value)
-        if tensor is None:
-            return None
-        return _ArrayContent(str(tensor.dtype).removeprefix("torch."), _tensor_data(tensor))
-    except (TypeError, RuntimeError):  # torch lacks the dtype or cannot read the memory
-        return None
 
 
 def _array_mark(value: object) -> str:

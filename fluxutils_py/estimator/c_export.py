@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fluxutils_py.errors import ExportError
 from fluxutils_py.estimator.fitted_parts import SeriesEstimator
-from fluxutils_py.exporting.c_header import FUNCTIONS, CHeader, Description, Transform
+from fluxutils_py.exporting.c_header import FUNCTIONS, CHeader, Description
 from fluxutils_py.exporting.c_source import check_prefix
 from fluxutils_py.exporting.graph import initial_of
 from fluxutils_py.exporting.rounded_weights import with_rounded_weights
@@ -21,6 +21,7 @@ from fluxutils_py.nn.copying import deep_copy
 from fluxutils_py.nn.layers import Elementwise
 from fluxutils_py.nn.model_windows import as_tuple, run_window
 from fluxutils_py.nn.states import reset
+from fluxutils_py.steps.operations import Scaler
 from fluxutils_py.steps.step_program import StepProgram, UnsupportedStep, program_of
 from fluxutils_py.transformers.imputer import Fill, ForwardFill
 from fluxutils_py.transformers.winsor_scaler import Winsorize
@@ -84,8 +85,7 @@ def header_of(
     program = _program(model, n_features_of(est))
     inputs = [_transform(module) for module in before]
     if program.moments is not None:
-        mean, scale = program.moments.mean, program.moments.scale
-        inputs += [Transform("round")] * bool(inputs) + [Transform("standardize", (mean, scale))]
+        inputs += [Scaler("round")] * bool(inputs) + [program.moments]
     outputs = [_transform(module) for module in after if not isinstance(module, Classify)]
     notes = []
     if metadata["per_series"]:
@@ -136,14 +136,14 @@ def _program(model: nn.Module, n_in: int) -> StepProgram:
         ) from None
 
 
-def _transform(module: nn.Module) -> Transform:
+def _transform(module: nn.Module) -> Scaler:
     """Return what a module does to single features."""
     match module:
         case Affine():
             kind = "unstandardize" if module.inverse else "standardize"
             return _with_values(kind, module.center, module.scale)
         case Winsorize():
-            return _with_values("winsorize", module.lower, module.upper, module.mean, module.scale)
+            return _with_values("winsorize", module.mean, module.scale, module.lower, module.upper)
         case Fill():
             return _with_values("fill", module.values)
         case ForwardFill():
@@ -151,12 +151,12 @@ def _transform(module: nn.Module) -> Transform:
         case Elementwise():
             name = getattr(module.function, "__name__", "")
             if name in FUNCTIONS:
-                return Transform(name)
+                return Scaler(name)
     raise ExportError(f"{module} cannot be written as C; use format='onnx'")
 
 
-def _with_values(kind: str, *values: Tensor) -> Transform:
-    return Transform(kind, tuple(v.double().numpy() for v in values))
+def _with_values(kind: str, *values: Tensor) -> Scaler:
+    return Scaler(kind, *(v.double().numpy() for v in values))
 
 
 # -- what weights of 8 bits cost -------------------------------------------------------------------

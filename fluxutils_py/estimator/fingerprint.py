@@ -5,7 +5,7 @@ from __future__ import annotations
 import numbers
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -20,15 +20,13 @@ from fluxutils_py.data.digest import (
 )
 from fluxutils_py.estimator.building import build_optimizer, parameter_places
 from fluxutils_py.estimator.fit_data import FitData
+from fluxutils_py.estimator.fit_loop import FitLoop
 from fluxutils_py.optim import ChainedOptimizer
 from fluxutils_py.training.descriptions import (
     describe,
     describe_modules,
     text,
 )
-
-if TYPE_CHECKING:
-    from fluxutils_py.estimator.fitting import FitLoop
 
 # These depend on the device or the schedule.
 NOT_COMPARED = (

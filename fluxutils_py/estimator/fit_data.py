@@ -255,8 +255,8 @@ class ReadData:
         if self.read_targets is not None and rows.folds > 1 and spec.burn_in:
             classes = self._without_beginnings(self.loss_blocks(spec, loss, *all_rows))
             data = replace(self, classes=classes, targets=self.read_targets(classes))
-        codec = data._codec(settings, partial(data.loss_blocks, spec, loss, rows))
-        n_outputs = data._count_outputs(
+        codec = data.codec_for(settings, partial(data.loss_blocks, spec, loss, rows))
+        n_outputs = data.count_outputs(
             codec, loss, partial(data.loss_blocks, spec, loss, *all_rows)
         )
         windows = data.windows(spec, loss, batchsize, codec, rows)
@@ -264,7 +264,7 @@ class ReadData:
         if split is not None:
             validation = data.windows(spec, loss, batchsize, codec, held_out_rows, training=False)
         elif self.validation_data is not None:
-            held_out = data._held_out(settings, loss, codec)
+            held_out = data.held_out(settings, loss, codec)
             held_out_rows = held_out.rows(spec, batchsize, training=False)
             validation = held_out.windows(
                 spec, loss, batchsize, codec, held_out_rows, training=False
@@ -273,7 +273,7 @@ class ReadData:
             settings, spec, loss, self.inputs, data.targets, codec, windows, validation, n_outputs
         )
 
-    def _held_out(self, settings: Settings, loss: Loss, codec: TargetCodec) -> ReadData:
+    def held_out(self, settings: Settings, loss: Loss, codec: TargetCodec) -> ReadData:
         """Read ``validation_data``, which must have the features of the training data."""
         given = self.validation_data
         if not isinstance(given, tuple | list) or len(given) not in (2, 3, 4, 5):
@@ -320,7 +320,9 @@ class ReadData:
         counts = self.reader.total(count_classes(blocks, len(classes)))
         return check_classes(classes[counts > 0], int(counts.sum()))
 
-    def _codec(self, settings: Settings, blocks: Callable[[], Iterable[LossBlock]]) -> TargetCodec:
+    def codec_for(
+        self, settings: Settings, blocks: Callable[[], Iterable[LossBlock]]
+    ) -> TargetCodec:
         """Return the codec, which keeps classes and scale of an earlier fit; ``blocks()`` are what
         it learns from.
         """
@@ -354,7 +356,7 @@ class ReadData:
             lambda: self.reader.total(count_classes(blocks(), len(classes))),
         )
 
-    def _count_outputs(
+    def count_outputs(
         self, codec: TargetCodec, loss: Loss, blocks: Callable[[], Iterable[LossBlock]]
     ) -> int | tuple[int, ...]:
         """Return the number of outputs that a new model needs."""

@@ -4,22 +4,18 @@ first minibatch, and the losses of its epochs.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from fluxutils_py.errors import SingleStepWarning, warn
+from fluxutils_py.estimator.fit_loop import FitLoop
 from fluxutils_py.inputs.inputs import Inputs
 from fluxutils_py.nn import Recur
 from fluxutils_py.nn.losses import SeqLoss
 from fluxutils_py.nn.states import carries, recurrent_layers, truncated_layers
 from fluxutils_py.training.minibatch import Minibatch, TensorBatches
-
-if TYPE_CHECKING:
-    from fluxutils_py.estimator.fitting import FitLoop
 
 ENOUGH = 50  # updates; from fewer, a network seldom learns
 WORSE = 1.1  # of the loss of a constant; while it learns from pure noise, a network is about there

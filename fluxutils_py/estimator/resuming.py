@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fluxutils_py.errors import LoadError
 from fluxutils_py.estimator.fingerprint import (
@@ -15,14 +15,12 @@ from fluxutils_py.estimator.fingerprint import (
     requested_identity,
 )
 from fluxutils_py.estimator.fit_data import minibatch_size
+from fluxutils_py.estimator.fit_loop import FitLoop
 from fluxutils_py.estimator.fitted_parts import SeriesEstimator
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.training import Checkpointer
 from fluxutils_py.training.checkpointer import explain_lost_files
 from fluxutils_py.training.generator_state import RandomGenerators
-
-if TYPE_CHECKING:
-    from fluxutils_py.estimator.fitting import FitLoop
 
 SERIES_OF_RANKS = (SHARDS.format(""), SHARDS.format("validation "))
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fluxutils_py.data.digest import digest_arrays
 from fluxutils_py.errors import RankError, warn
 from fluxutils_py.estimator.fingerprint import sample_digests, shared_identity
+from fluxutils_py.estimator.fit_loop import FitLoop
 from fluxutils_py.estimator.spec import Settings, read_spec
 from fluxutils_py.inputs.inputs import Inputs
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.training.hooks import Hooks, as_callbacks
 from fluxutils_py.versions import installed_version
-
-if TYPE_CHECKING:
-    from fluxutils_py.estimator.fitting import FitLoop
 
 OF_DATA = ("the shape of", "the dtype of", "the starts")
 

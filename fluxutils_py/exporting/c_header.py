@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fluxutils_py.exporting.c_source import function, number, string, table
-from fluxutils_py.steps.operations import Names, Operation
+from fluxutils_py.steps.operations import Names, Operation, Scaler
 from fluxutils_py.steps.step_program import StepProgram
 
 # of NumPy or torch, and of math.h
@@ -48,22 +48,6 @@ RETURNED = (
 )
 
 
-class Transform(NamedTuple):
-    """What happens to the inputs of a step before a model, or to its outputs after it.
-
-    Attributes
-    ----------
-    kind : str
-        "standardize" and "unstandardize" (mean, scale), "winsorize" (lower, upper, mean, scale),
-        "fill" (values), "forward_fill" (values before the first), "round" (to the type of the
-        model), or one of FUNCTIONS.
-    values : tuple of ndarray of shape (F,), float64
-    """
-
-    kind: str
-    values: tuple[np.ndarray, ...] = ()
-
-
 class Description(NamedTuple):
     """What a header says of its model, and what its outputs are.
 
@@ -96,8 +80,9 @@ class CHeader:
     Parameters
     ----------
     program : StepProgram
-    before, after : sequence of Transform
-        Of inputs and of outputs.
+    before, after : sequence of Scaler
+        Of inputs and of outputs. Beside its kinds, "unstandardize" (mean, scale), "forward_fill"
+        (``mean``: the values before the first), and FUNCTIONS.
     description : Description
     prefix : str
         What the names in the header begin with.
@@ -108,8 +93,8 @@ class CHeader:
     def __init__(
         self,
         program: StepProgram,
-        before: Sequence[Transform],
-        after: Sequence[Transform],
+        before: Sequence[Scaler],
+        after: Sequence[Scaler],
         description: Description,
         prefix: str,
         quantize: bool,
@@ -215,22 +200,24 @@ class CHeader:
         if self.before:
             variables.insert(0, f"double in[{n}];")
             lines = [f"@_step_widen(x, in, {n});"]
-            for k, transform in enumerate(self.before):
-                lines += self._transform(transform, f"input{k}", "in", n)
+            for k, scaler in enumerate(self.before):
+                lines += self._scaler(scaler, f"input{k}", "in", n)
             lines.append(f"@_step_narrow(in, {first}, {n});")
             lines.append(f"status = @_step_check({first}, {n});")
         else:
             lines = [f"@_step_copy(x, {first}, {n});", f"status = @_step_check({first}, {n});"]
         return [*variables, *lines, "if (status < 0) {", f"    {MISSING}", "    return -1;", "}"]
 
-    def _transform(self, transform: Transform, name: str, array: str, n: str) -> list[str]:
-        """Return the statements of a transform of ``n`` doubles in place."""
-        kind = transform.kind
+    def _scaler(self, scaler: Scaler, name: str, array: str, n: str) -> list[str]:
+        """Return the statements of a scaler of ``n`` doubles in place."""
+        kind = scaler.kind
         if kind == "round":
             return [f"for (i = 0; i < {n}; i++) {array}[i] = ({self.real}){array}[i];"]
         if kind in FUNCTIONS:
             return [f"for (i = 0; i < {n}; i++) {array}[i] = {FUNCTIONS[kind]}({array}[i]);"]
-        tables = [self._table(f"{name}_{k}", v) for k, v in enumerate(transform.values)]
+        arrays = (scaler.lower, scaler.upper, scaler.mean, scaler.scale)
+        given = filter(len, arrays)
+        tables = [self._table(f"{name}_{k}", values) for k, values in enumerate(given)]
         if kind != "forward_fill":
             return [f"@_step_{kind}({', '.join([array, *tables])}, {n});"]
         last = self._add_state(f"last_{name}", "double", np.full(self.program.n_in, np.nan))
@@ -261,7 +248,7 @@ class CHeader:
             other,
             [_at(self._state_names[s], o.place * o.n_out) for s in o.states],
             self.program.size_of(o.source),
-            self.program.states[o.states[0]].shape[0] if o.states else 0,
+            len(self.program.states[o.states[0]].initial) if o.states else 0,
             lambda name, values: self._constants(f"{name}{k}", values),
             lambda value: number(value, self.real),
             self.quantize,
@@ -281,8 +268,8 @@ class CHeader:
                 ]
         elif self.after:
             lines = [f"@_step_widen({found}, out, {n});"]
-            for k, transform in enumerate(self.after):
-                lines += self._transform(transform, f"output{k}", "out", n)
+            for k, scaler in enumerate(self.after):
+                lines += self._scaler(scaler, f"output{k}", "out", n)
             lines.append(f"for (i = 0; i < {n}; i++) y[i] = ({self.output})out[i];")
         else:
             lines = [f"@_step_copy({found}, y, {n});"]

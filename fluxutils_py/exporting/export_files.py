@@ -6,7 +6,7 @@ import json
 import os
 import re
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -23,7 +23,6 @@ from fluxutils_py.validation import require_package
 
 FORMATS = ("onnx", "torch")  # of graphs
 METADATA_FILE = "metadata.json"  # in a program of torch
-PROVIDERS = ["CPUExecutionProvider"]  # of onnxruntime
 TEXTS = ("estimator", "fluxutils_py", "torch")  # entries that are texts; the others are JSON
 # names of free axes
 SERIES = "batch"
@@ -201,11 +200,9 @@ def _require_kernels(graph: Graph, content: bytes) -> None:
         runtime = import_module("onnxruntime")
     except ImportError:
         return
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 4  # fatal: the error is raised here anyway
     try:
-        runtime.InferenceSession(content, options, providers=PROVIDERS)
+        # of the log only what is fatal: the error is raised here anyway
+        _session(runtime, content, log_level=4)
     except Exception as error:  # of onnxruntime, which has a class for each
         operator = re.search(r"implementation for (\w+)\(", str(error))
         where = None
@@ -220,6 +217,14 @@ def _require_kernels(graph: Graph, content: bytes) -> None:
         ) from error
 
 
+def _session(runtime: Any, model: str | bytes, log_level: int = 2) -> Any:
+    """Return a session of onnxruntime, with one thread, for a file or its content."""
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = log_level
+    return runtime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
 def require(package: str) -> Any:
     """Import an optional package, or say how to install it."""
     return require_package(package, "export", "exporting to ONNX")
@@ -230,19 +235,20 @@ def _name_axes(graph: Any) -> None:
     steps, series = graph.input[0].type.tensor_type.shape.dim[:2]
     names = {steps.dim_param: STEPS, series.dim_param: SERIES}
     pattern = re.compile("|".join(rf"\b{re.escape(symbol)}\b" for symbol in names))
-
-    def rename(part: Any) -> None:
+    for part in _graphs(graph):
         for value in (*part.input, *part.output, *part.value_info):
             for dim in value.type.tensor_type.shape.dim:
                 if dim.dim_param:  # may be an expression of symbols
                     dim.dim_param = pattern.sub(lambda match: names[match[0]], dim.dim_param)
-        # the body of a scan is a graph in an attribute
-        for node in part.node:
-            for attribute in node.attribute:
-                if attribute.HasField("g"):
-                    rename(attribute.g)
 
-    rename(graph)
+
+def _graphs(graph: Any) -> Iterator[Any]:
+    """Yield a graph, and the bodies of scans in it, which are graphs in attributes."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield from _graphs(attribute.g)
 
 
 def _restore_digits(onnx_graph: Any, graph: Graph) -> None:
@@ -288,21 +294,14 @@ def _replace_by_texts(graph: Any, name: str, texts: Sequence[str]) -> None:
 
 def _drop_unused(graph: Any) -> None:
     """Remove constants that no operator reads, of which onnxruntime would warn."""
-    used = _names_used(graph)
+    used: set[str] = set()
+    for part in _graphs(graph):
+        used.update(output.name for output in part.output)
+        for node in part.node:
+            used.update(node.input)
     kept = [tensor for tensor in graph.initializer if tensor.name in used]
     del graph.initializer[:]
     graph.initializer.extend(kept)
-
-
-def _names_used(graph: Any) -> set[str]:
-    """Return all that the operators of a graph read, and those of scans in it."""
-    names = {output.name for output in graph.output}
-    for node in graph.node:
-        names.update(node.input)
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                names |= _names_used(attribute.g)
-    return names
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
@@ -366,10 +365,7 @@ class ExportedModel:
             with open(path, "rb") as file, quiet_exporters():
                 self._program = torch.export.load(file).module()
         else:
-            runtime = require("onnxruntime")
-            options = runtime.SessionOptions()
-            options.intra_op_num_threads = 1
-            self._session = runtime.InferenceSession(str(path), options, providers=PROVIDERS)
+            self._session = _session(require("onnxruntime"), str(path))
 
     def run(self, *xs: np.ndarray) -> list[np.ndarray]:
         """Return the outputs (S, B, G) for a window (S, B, F) of each input; the state moves on."""

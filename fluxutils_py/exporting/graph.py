@@ -84,12 +84,14 @@ class Graph:
             states = self._example_states(window)
             leading = _Chain(before)
             if window is None:
-                scan = self._trace_steps(leading(*self.inputs), steps, states, gaps)
+                xs = leading(*self.inputs)
+                if gaps == "zeros":
+                    xs = tuple(map(_zero_gaps, xs))
+                scan = _Scan(_Chain(steps), xs, states, self.initial)
                 core: nn.Module = scan
-                axes = _window_axes(len(inputs), self.initial)
             else:
                 core = window
-                axes = _window_axes(len(inputs), self.initial, context=True)
+            axes = _free_axes(len(inputs), self.initial, ["steps"], has_context=window is not None)
             whole = _Whole(leading, core, _Chain(after), len(inputs), gaps)
             examples = [*self.inputs, *states]
             self.program = _export_program(whole, examples, axes)
@@ -108,19 +110,6 @@ class Graph:
             return []
         return [x.new_zeros(N_CONTEXT, N_SERIES, x.shape[2]) for x in self.inputs]
 
-    def _trace_steps(
-        self,
-        xs: Sequence[Tensor],
-        steps: Sequence[nn.Module],
-        states: Sequence[Tensor],
-        gaps: Gaps,
-    ) -> _Scan:
-        """Return the scan over the steps for their inputs, windows that the modules before gave."""
-        chain = _StepChain(steps, len(self.initial))
-        if gaps == "zeros":
-            xs = [_zero_gaps(x) for x in xs]
-        return _Scan(chain, xs, states, self.initial)
-
 
 def initial_of(module: nn.Module) -> tuple[InitialState, ...]:
     """Return the initial state of a module that computes one step; nothing if it has no state."""
@@ -129,25 +118,14 @@ def initial_of(module: nn.Module) -> tuple[InitialState, ...]:
 
 
 class _Chain(nn.Module):
-    """Modules without a state, one after the other."""
+    """Modules that compute one step, or have no state, one after the other, with the states of
+    all.
+    """
 
     def __init__(self, parts: Sequence[nn.Module]) -> None:
         super().__init__()
         self.parts = nn.ModuleList(parts)
-
-    def forward(self, *xs: Tensor) -> Tensors:
-        for part in self.parts:
-            xs = as_tuple(part(*xs))
-        return xs
-
-
-class _StepChain(nn.Module):
-    """Modules that compute one step, one after the other, with the states of all."""
-
-    def __init__(self, parts: Sequence[nn.Module], n_states: int) -> None:
-        super().__init__()
-        self.parts = nn.ModuleList(parts)
-        self.n_states = n_states
+        self.n_states = sum(len(initial_of(part)) for part in parts)
 
     def forward(self, *tensors: Tensor) -> Tensors:
         n_inputs = len(tensors) - self.n_states
@@ -175,7 +153,7 @@ class _Scan(nn.Module):
 
     def __init__(
         self,
-        chain: _StepChain,
+        chain: _Chain,
         xs: Sequence[Tensor],
         states: Sequence[Tensor],
         initial: Sequence[InitialState],
@@ -183,7 +161,7 @@ class _Scan(nn.Module):
         super().__init__()
         self.n_states = len(states)
         first_steps = [x[0] for x in xs]
-        axes = _step_axes(len(xs), initial)
+        axes = _free_axes(len(xs), initial, [])
         self.program = _export_program(chain, [*first_steps, *states], axes)
         self.n_weights = self._register_weights()
         # in a list, so that its parts are no submodules
@@ -256,7 +234,7 @@ class _Whole(nn.Module):
         if self.gaps is not None:
             gap = _gap(xs)
         if self.gaps == "zeros":
-            xs = tuple(_zero_gaps(x) for x in xs)
+            xs = tuple(map(_zero_gaps, xs))
         results = as_tuple(self.core(*xs, *states))
         n_outputs = len(results) - len(states)
         outputs = results[:n_outputs]
@@ -287,29 +265,23 @@ def _zero_gaps(x: Tensor) -> Tensor:
     return x.masked_fill(missing, 0)
 
 
-def _step_axes(n_inputs: int, initial: Sequence[InitialState]) -> dict[str, Any]:
-    """Return the free axes of inputs and states of one step, as torch.export wants them."""
-    from torch.export import Dim
-
-    series = Dim("series", min=1)
-    of_inputs = [{0: series}] * n_inputs
-    of_states = [{s.batch_axis: series} for s in initial]
-    return {"tensors": (*of_inputs, *of_states)}
-
-
-def _window_axes(
-    n_inputs: int, initial: Sequence[InitialState], *, context: bool = False
+def _free_axes(
+    n_inputs: int,
+    initial: Sequence[InitialState],
+    leading: list[str],
+    *,
+    has_context: bool = False,
 ) -> dict[str, Any]:
-    """Return the free axes of inputs and states of a window; a context has a free number of steps,
-    too.
+    """Return the free axes of inputs and states, as torch.export wants them: those of series, of
+    inputs also the axes that lead, of a context its number of steps.
     """
     from torch.export import Dim
 
     series = Dim("series", min=1)
-    of_inputs = [{0: Dim("steps", min=1), 1: series}] * n_inputs
-    past = {0: Dim("context", min=0)} if context else {}
+    of_input = dict(enumerate([*(Dim(name, min=1) for name in leading), series]))
+    past = {0: Dim("context", min=0)} if has_context else {}
     of_states = [{s.batch_axis: series, **past} for s in initial]
-    return {"tensors": (*of_inputs, *of_states)}
+    return {"tensors": (*[of_input] * n_inputs, *of_states)}
 
 
 def _allow_one_step(program: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -34,20 +35,6 @@ class InitialState(NamedTuple):
     def of(self, n_series: int) -> Tensor:
         """Return the value for a batch, as a new tensor."""
         return self.value.repeat_interleave(n_series, self.batch_axis)
-
-
-class _StateForm(NamedTuple):
-    """How many tensors the state of a layer has, and whether it is one without a tuple."""
-
-    n_tensors: int
-    is_tensor: bool
-
-
-class _WatchedRun(NamedTuple):
-    """The outputs of a model, and those of each recurrent layer by name."""
-
-    outputs: Tensors
-    of_layers: dict[str, Tensor]
 
 
 class ModelStep(nn.Module):
@@ -87,7 +74,8 @@ class ModelStep(nn.Module):
         if self.windowed:
             require_causal(self.model, examples)
         for layer in self.layers:
-            layer.module = _exportable(layer.module)
+            if _needs_formula(layer.module):
+                layer.module = _Stepwise(layer)
         with native_kernels(False), torch.no_grad():
             self._find_states([x[0] for x in examples])
 
@@ -111,32 +99,30 @@ class ModelStep(nn.Module):
 
     def _set_states(self, tensors: Sequence[Tensor]) -> None:
         start = 0
-        for layer, form in zip(self.layers, self._forms, strict=True):
-            part = tuple(tensors[start : start + form.n_tensors])
-            state = part[0] if form.is_tensor else part
+        for layer, n in zip(self.layers, self._n_tensors, strict=True):
+            part = tuple(tensors[start : start + n])
+            # the form of the last state is 0 for a tensor without a tuple
+            state = part[0] if n == 1 and not layer.form else part
             object.__setattr__(layer, "state", state)  # as Recur sets it
-            start += form.n_tensors
+            start += n
 
     def _find_states(self, xs: list[Tensor]) -> None:
         """Run one step from the start to see the state, and one from the initial state that this
         would be.
         """
-        fresh = self._run_watched(xs)
-        self.n_outputs = len(fresh.outputs)
-        self._forms = [_state_form(layer) for layer in self.layers]
-        initial: list[InitialState] = []
-        for layer in self.layers:
-            initial += _initial_states(layer)
-        self.initial = tuple(initial)
+        outputs, of_layers = self._run_watched(xs)
+        self.n_outputs = len(outputs)
+        by_layer = [_initial_states(layer) for layer in self.layers]
+        self._n_tensors = list(map(len, by_layer))
+        self.initial = tuple(chain.from_iterable(by_layer))
         reset(self.model)
         # before the outputs are compared, whose axes would differ
-        self._require_one_row_per_series(fresh.outputs)
-        states = [s.of(N_SERIES) for s in initial]
-        self._set_states(states)
-        started = self._run_watched(xs)
+        self._require_one_row_per_series(outputs)
+        self._set_states([s.of(N_SERIES) for s in self.initial])
+        _, started = self._run_watched(xs)
         reset(self.model)
-        for name, y in fresh.of_layers.items():
-            if not _equal(y, started.of_layers[name], rtol=1e-5, atol=1e-6):
+        for name, y in of_layers.items():
+            if not _equal(y, started[name], rtol=1e-5, atol=1e-6):
                 raise ExportError(
                     f"{name!r} does not start from zeros: its first output differs if it gets "
                     "zeros as its state. Give its module a method empty_state() and Recur(module, "
@@ -153,8 +139,8 @@ class ModelStep(nn.Module):
                     "the model, and give them to the estimator"
                 )
 
-    def _run_watched(self, xs: list[Tensor]) -> _WatchedRun:
-        """Run one step, and note what the recurrent layers return."""
+    def _run_watched(self, xs: list[Tensor]) -> tuple[Tensors, dict[str, Tensor]]:
+        """Run one step; return its outputs, and what each recurrent layer returned by name."""
         seen: dict[str, Tensor] = {}
         layers: dict[str, nn.Module] = {}
         for name, m in self.model.named_modules():
@@ -167,7 +153,7 @@ class ModelStep(nn.Module):
         copies = [x.clone() for x in xs]
         with _watching(layers, note):
             outputs = self._run_model(copies)
-        return _WatchedRun(outputs, seen)
+        return outputs, seen
 
 
 @contextmanager
@@ -187,110 +173,70 @@ def _watching(modules: Mapping[str, nn.Module], note: Callable[[str, Any], None]
             hook.remove()
 
 
-def _exportable(module: nn.Module) -> nn.Module:
-    """Return a recurrent module as one that runtimes have operators for."""
-    if hasattr(module, "step"):
-        return _Stepwise(module)
+def _needs_formula(module: nn.Module) -> bool:
+    """Whether runtimes have no operator for a recurrent module, but for its formula."""
     if not isinstance(module, nn.RNNBase):
-        return module
-    is_wide = module.weight_ih_l0.dtype is torch.float64
+        return hasattr(module, "step")
+    is_wide = module.weight_ih_l0.dtype is torch.float64  # fused layers are of float32 only
     # scans of torch before 2.13 mistake fused layers
-    if is_wide or torch.__version__ < "2.13":
-        return _TorchLayer(module)
-    return module
+    return is_wide or torch.__version__ < "2.13"
 
 
 class _Stepwise(nn.Module):
-    """A recurrent module of this package by the formula of one step, in operations that every
-    runtime has.
-    """
+    """A recurrent module by the formula of one step, in operations that every runtime has."""
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, layer: Recur) -> None:
         super().__init__()
-        self.module = module
-        self.batch_dim = getattr(module, "batch_dim", 0)
+        self.module: Any = layer.module
+        self.batch_dim = layer.batch_dim
+        self.empty = layer.empty_state()
 
-    def empty_state(self) -> Tensors:
-        tensors: Tensors = self.module.empty_state()
-        return tensors
+    def empty_state(self) -> Tensors | None:
+        return self.empty
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
         if state is None:  # at the start, which the whole module knows
-            window = x[None]
-            ys, state = self.module(window)
+            ys, state = self.module(x[None])
             return ys[0], state
+        if isinstance(self.module, nn.RNNBase):
+            return _torch_step(self.module, x, as_tuple(state))
         stepped: tuple[Tensor, State] = self.module.step(x, state)
         return stepped
 
 
-class _TorchLayer(nn.Module):
-    """One step of ``nn.LSTM``, ``nn.GRU`` or ``nn.RNN`` by its formula: runtimes have fused ones in
-    float32 only.
+def _torch_step(layer: nn.RNNBase, x: Tensor, states: Tensors) -> tuple[Tensor, State]:
+    """Return the output and the state after one step of ``nn.LSTM``, ``nn.GRU`` or ``nn.RNN``;
+    ``states`` are h, or h and c, of all layers.
     """
+    after = []
+    for k, weights in enumerate(layer.all_weights):
+        before = tuple(part[k] for part in states)
+        after.append(_torch_cell(layer, x, before, weights))
+        x = after[-1][0]
+    stacked = tuple(map(torch.stack, zip(*after, strict=True)))
+    return x, stacked if layer.mode == "LSTM" else stacked[0]
 
-    batch_dim = 1
 
-    def __init__(self, layer: nn.RNNBase) -> None:
-        super().__init__()
-        self.layer: Any = layer
-        self.mode = layer.mode  # "LSTM", "GRU", "RNN_TANH", "RNN_RELU"
-
-    def empty_state(self) -> Tensors:
-        layer = self.layer
-        like = next(self.parameters()).detach()
-        n_out = layer.proj_size or layer.hidden_size
-        h = like.new_zeros(layer.num_layers, 0, n_out)
-        if self.mode != "LSTM":
-            return (h,)
-        c = like.new_zeros(layer.num_layers, 0, layer.hidden_size)
+def _torch_cell(layer: nn.RNNBase, x: Tensor, state: Tensors, weights: Sequence[Tensor]) -> Tensors:
+    """Return the state after one step of one layer; the first tensor is the output."""
+    w_x, w_h, *more = weights
+    b_x, b_h = more[:2] if layer.bias else (None, None)
+    h = state[0]
+    of_x = F.linear(x, w_x, b_x)
+    of_h = F.linear(h, w_h, b_h)
+    if layer.mode == "LSTM":
+        h, c = lstm_step(of_x + of_h, state[1])
+        if layer.proj_size:  # the projection is the last of the weights
+            h = F.linear(h, more[-1])
         return h, c
-
-    def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        if state is None:
-            ys, state = self.layer(x[None])
-            return ys[0], state
-        parts = as_tuple(state)  # h, or h and c, of all layers
-        after = []
-        for k, weights in enumerate(self.layer.all_weights):
-            before = tuple(part[k] for part in parts)
-            layer_after = self._cell_step(x, before, weights)
-            after.append(layer_after)
-            x = layer_after[0]
-        stacked = map(torch.stack, zip(*after, strict=True))
-        if self.mode == "LSTM":
-            return x, tuple(stacked)
-        return x, next(stacked)
-
-    def _cell_step(self, x: Tensor, state: Tensors, weights: Sequence[Tensor]) -> Tensors:
-        """Return the state after one step of one layer; the first tensor is the output."""
-        w_x, w_h, *more = weights
-        b_x, b_h = more[:2] if self.layer.bias else (None, None)
-        h = state[0]
-        of_x = F.linear(x, w_x, b_x)
-        of_h = F.linear(h, w_h, b_h)
-        if self.mode == "LSTM":
-            h, c = lstm_step(of_x + of_h, state[1])
-            if self.layer.proj_size:  # the projection is the last of the weights
-                h = F.linear(h, more[-1])
-            return h, c
-        if self.mode == "GRU":
-            return (gru_step(of_x, of_h, h),)
-        if self.mode == "RNN_RELU":
-            return (torch.relu(of_x + of_h),)
-        return (torch.tanh(of_x + of_h),)
+    if layer.mode == "GRU":
+        return (gru_step(of_x, of_h, h),)
+    function = torch.relu if layer.mode == "RNN_RELU" else torch.tanh
+    return (function(of_x + of_h),)
 
 
 def _state_tensors(layer: Recur) -> Tensors:
     return () if layer.state is None else as_tuple(layer.state)
-
-
-def _state_form(layer: Recur) -> _StateForm:
-    """Return the form of the state of a layer after a step."""
-    if layer.state is not None:
-        n_tensors = len(_state_tensors(layer))
-        return _StateForm(n_tensors, isinstance(layer.state, Tensor))
-    n_tensors = len(layer.empty_state() or ())  # the model never calls this layer
-    return _StateForm(n_tensors, n_tensors == 1)
 
 
 def _initial_states(layer: Recur) -> list[InitialState]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,12 +17,16 @@ from numpy.typing import DTypeLike
 from fluxutils_py.data import h5mmap
 from fluxutils_py.data.hdf5.attributes import write_names
 from fluxutils_py.data.hdf5.writing import allocate, new_file, take_room
-from fluxutils_py.errors import DataError, ShapeError
-from fluxutils_py.frames.frame_rows import FrameRows, Roles, scan_series
+from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.frames.frames import Frame, as_target, make_frame
-from fluxutils_py.frames.panel import Panel, warn_empty_steps
-
-FILL_BYTES = 32 << 20
+from fluxutils_py.frames.panel import (
+    FrameRows,
+    Panel,
+    missing_values,
+    put_per_series,
+    require_one_role,
+    warn_empty_steps,
+)
 
 
 def from_frame(
@@ -92,8 +99,16 @@ def from_frame(
     """
     if gaps not in ("nan", "error"):
         raise ValueError(f"gaps must be 'nan' or 'error', got {gaps!r}")
-    roles = Roles(id_col, time_col, _as_names(x, "x"), _as_names(y, "y"), per_series)
-    request = Request(roles, freq, gaps, None if dtype is None else np.dtype(dtype))
+    request = Request(
+        id_col,
+        time_col,
+        _as_names(x, "x"),
+        _as_names(y, "y"),
+        per_series,
+        freq,
+        gaps,
+        None if dtype is None else np.dtype(dtype),
+    )
     return _read(df, request, h5)
 
 
@@ -108,14 +123,40 @@ def _as_names(columns: Sequence[str] | str | None, argument: str) -> tuple[str, 
 
 @dataclass(frozen=True)
 class Request:
-    """The arguments of :func:`from_frame`, for another frame of that kind."""
+    """The arguments of :func:`from_frame`, for another frame of that kind.
 
-    roles: Roles
-    freq: Any
-    gaps: str
-    dtype: np.dtype | None
+    Raises
+    ------
+    SpecError
+        If a column is named twice, apart from inputs that are targets too.
+    """
+
+    id_col: str | None
+    time_col: str | None
+    x: tuple[str, ...]
+    y: tuple[str, ...]
+    per_series: bool = False
+    freq: Any = None
+    gaps: str = "nan"
+    dtype: np.dtype | None = None
     zone: str | None = None
     target_types: dict[str, np.dtype] = field(default_factory=dict)  # of the columns
+
+    def __post_init__(self) -> None:
+        lists = {"x": self.x, "y": self.y}
+        require_one_role({"id_col": self.id_col, "time_col": self.time_col}, lists)
+        for argument, columns in lists.items():
+            twice = [column for column, n in Counter(columns).items() if n > 1]
+            if twice:
+                raise SpecError(f"{argument} names {twice[0]!r} twice; leave one out")
+
+    def rows(self, df: Any, in_parts: bool = False) -> FrameRows:
+        """Return the rows of a frame, with the columns that are named here."""
+        columns = dict.fromkeys(self.y, "y") | dict.fromkeys(self.x, "x")
+        for argument in ("id_col", "time_col"):
+            if (column := getattr(self, argument)) is not None:
+                columns[column] = argument
+        return FrameRows(df, columns, self.id_col, self.time_col, in_parts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +185,8 @@ class FrameSeries:
     lengths: np.ndarray | None
     panel: Panel
     request: Request
-    places: Places | None = None
+    place: np.ndarray | None = None  # of each row of the frame among the steps of all series
+    index: Any = None  # of pandas
 
     @property
     def ids(self) -> np.ndarray:
@@ -152,11 +194,11 @@ class FrameSeries:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return self.request.roles.x
+        return self.request.x
 
     @property
     def target_names(self) -> tuple[str, ...]:
-        return self.request.roles.y
+        return self.request.y
 
     @property
     def times(self) -> list[np.ndarray]:
@@ -182,16 +224,11 @@ class FrameSeries:
 
         Its series may be others. It may lack the columns of targets: ``y`` then is None.
         """
-        roles = self.request.roles
-        has = set(FrameRows(df, replace(roles, x=(), y=())).columns())
-        if not has & set(roles.y):
-            roles = replace(roles, y=())
-        request = replace(
-            self.request, roles=roles, freq=self.panel.frequency, zone=self.panel.zone
-        )
-        series = _read(df, request, h5)
-        # the names of predictions are those of the targets, which this frame may lack
-        return replace(series, request=replace(request, roles=self.request.roles))
+        request = replace(self.request, freq=self.panel.frequency, zone=self.panel.zone)
+        if not {*replace(request, x=(), y=()).rows(df).column_names()} & {*request.y}:
+            # the names of predictions are those of the targets, which this frame lacks
+            return replace(_read(df, replace(request, y=()), h5), request=request)
+        return _read(df, request, h5)
 
     def to_frame(self, prediction: Any, names: Sequence[str] | None = None) -> Any:
         """Return predictions as a frame of the library that the series came from.
@@ -219,18 +256,19 @@ class FrameSeries:
         """
         if not isinstance(prediction, list | tuple) and len(np.shape(prediction)) < 3:
             return self._frame_per_series(np.asarray(prediction), names)
-        places = self.places or Places.of_all(self.panel)
-        values = self._flat(prediction)[:, self.panel.offsets[places.series] + places.steps]
+        panel = self.panel
+        place = np.arange(panel.lengths.sum()) if self.place is None else self.place
+        series = np.repeat(np.arange(panel.n_series), panel.lengths)[place]
+        values = self._flat(prediction)[:, place]
         columns: dict[str, Any] = {}
-        roles = self.request.roles
-        if roles.id is not None:
-            columns[roles.id] = self.ids[places.series]
-        if roles.time is not None:
-            columns[roles.time] = self.panel.times(places.series, places.steps)
+        if self.request.id_col is not None:
+            columns[self.request.id_col] = self.ids[series]
+        if self.request.time_col is not None:
+            columns[self.request.time_col] = panel.times(series, place - panel.offsets[series])
         columns |= self._named_columns(names, values)
-        frame = make_frame(columns, self.panel.types, self.panel.backend)
-        if places.index is not None:
-            frame.index = places.index
+        frame = make_frame(columns, panel.types, panel.backend)
+        if self.index is not None:
+            frame.index = self.index
         return frame
 
     def _frame_per_series(self, values: np.ndarray, names: Sequence[str] | None) -> Any:
@@ -240,11 +278,9 @@ class FrameSeries:
                 f"the predictions have shape {values.shape}; expected (G, N, T) with "
                 f"N={self.panel.n_series} series, or one row per series"
             )
-        columns: dict[str, Any] = {}
-        types = {}
-        if self.request.roles.id is not None:
-            columns[self.request.roles.id] = self.ids
-            types[self.request.roles.id] = self.panel.types[self.request.roles.id]
+        id_col = self.request.id_col
+        columns = {} if id_col is None else {id_col: self.ids}
+        types = {name: self.panel.types[name] for name in columns}
         columns |= self._named_columns(names, matrix.T)
         return make_frame(columns, types, self.panel.backend)
 
@@ -270,7 +306,7 @@ class FrameSeries:
                 f"the predictions have {n_outputs} outputs; give a list of {n_outputs} names, got "
                 f"names={names!r}"
             )
-        taken = {self.request.roles.id, self.request.roles.time} & set(names)
+        taken = {self.request.id_col, self.request.time_col} & set(names)
         if taken or len(set(names)) < len(names):
             raise DataError(f"names={list(names)} has a column twice, or that of ids or times")
         return list(names)
@@ -297,31 +333,31 @@ class FrameSeries:
         return values[:, exists]
 
 
-@dataclass(frozen=True, eq=False)
-class Places:
-    """The series and the step of each row of a frame, and the index of pandas."""
-
-    series: np.ndarray
-    steps: np.ndarray
-    index: Any = None
-
-    @classmethod
-    def of_all(cls, panel: Panel) -> Places:
-        """Return those of all steps of all series."""
-        series = np.repeat(np.arange(panel.n_series), panel.lengths)
-        return cls(series, np.arange(len(series)) - panel.offsets[series])
-
-
 def _read(df: Any, request: Request, h5: str | os.PathLike[str] | None) -> FrameSeries:
-    rows = FrameRows(df, request.roles, in_parts=h5 is not None)
-    panel, n_rows, lacks_targets = scan_series(rows, request.freq, request.zone)
+    rows = request.rows(df, in_parts=h5 is not None)
+    panel, n_rows, has_null = rows.scan(request.freq, request.zone, request.y)
     if request.gaps == "error":
         _refuse_gaps(rows, panel, n_rows)
     # before the arrays, which have room for each empty step too
     warn_empty_steps(panel, n_rows)
-    if h5 is None:
-        return _read_into_memory(rows, panel, request, lacks_targets)
-    return _read_into_file(rows, panel, request, os.fspath(h5), n_rows, lacks_targets)
+    with nullcontext() if h5 is None else new_file(os.fspath(h5)) as file:
+        arrays = _Arrays(request, panel, n_rows, has_null, file)
+        for frame, series, steps in rows.on_grid(panel):
+            arrays.write(frame, series, steps)
+        arrays.close()
+    x = arrays.series("x", h5)
+    y = arrays.series("y", h5)
+    request = replace(
+        request,
+        dtype=arrays.columns["x"].dtype,
+        target_types=request.target_types or arrays.target_types,
+    )
+    if h5 is not None:
+        lengths = None if (panel.lengths == panel.lengths.max()).all() else panel.lengths
+        return FrameSeries(x, y, lengths, panel, request)
+    place = panel.offsets[series] + steps
+    index = getattr(frame.frame.to_native(), "index", None)
+    return FrameSeries(x, y, None, panel, request, place, index)
 
 
 def _refuse_gaps(rows: FrameRows, panel: Panel, n_rows: np.ndarray) -> None:
@@ -342,33 +378,6 @@ def _refuse_gaps(rows: FrameRows, panel: Panel, n_rows: np.ndarray) -> None:
     )
 
 
-def _read_into_memory(
-    rows: FrameRows, panel: Panel, request: Request, lacks_targets: bool
-) -> FrameSeries:
-    roles = request.roles
-    (frame, series, steps) = next(rows.on_grid(panel))
-    has_gaps = len(series) < panel.lengths.sum()
-    dtype = request.dtype or _float_type(frame, roles.x)
-    _require_floats(dtype, has_gaps)
-    place = panel.offsets[series] + steps
-    x = _Flat(panel, place, roles.x, dtype)
-    for f, column in enumerate(roles.x):
-        x.put(f, frame.converted(column, frame.typed(column), dtype))
-    targets = {column: frame.typed(column, labels=True) for column in roles.y}
-    types = {column: values.dtype for column, (values, _) in targets.items()}
-    kind = _target_type(types, lacks_targets or (has_gaps and not roles.per_series))
-    columns = {c: frame.converted(c, typed, kind, exact=True) for c, typed in targets.items()}
-    index = getattr(frame.frame.to_native(), "index", None)
-    return FrameSeries(
-        x=x.series() if roles.x else None,
-        y=_arranged(frame, panel, series, place, columns, kind, roles.per_series),
-        lengths=None,
-        panel=panel,
-        request=replace(request, dtype=dtype, target_types=request.target_types or types),
-        places=Places(series, steps, index),
-    )
-
-
 def _target_type(types: dict[str, np.dtype], lacks_targets: bool) -> np.dtype:
     """Return the type of an array of targets of these types."""
     if not types or np.dtype(object) in types.values():
@@ -383,187 +392,115 @@ def _float_type(frame: Frame, columns: tuple[str, ...]) -> np.dtype:
     return np.dtype("float32" if types == {"Float32"} else "float64")
 
 
-def _require_floats(dtype: np.dtype, has_gaps: bool) -> None:
-    if dtype.kind not in "fiu" or (has_gaps and dtype.kind != "f"):
-        raise DataError(
-            f"dtype={dtype} cannot hold the NaN of steps without a row; give a floating type, or "
-            "add the rows"
-        )
+class _Arrays:
+    """Inputs and targets, in memory or as maps of an HDF5 file, which are written part by part.
 
-
-class _Flat:
-    """Values of all steps, one series after the other, filled column by column."""
+    The columns (places, F) have a row for each step of each series: step after step, or, where
+    series in memory have different lengths, one series after the other. Targets of series have a
+    row for each series.
+    """
 
     def __init__(
         self,
+        request: Request,
         panel: Panel,
-        place: np.ndarray,
-        columns: tuple[str, ...],
-        dtype: np.dtype,
+        n_rows: np.ndarray,
+        has_null: bool,
+        file: h5py.File | None,
     ) -> None:
+        self.request = request
         self.panel = panel
-        self.place = place
-        total = int(panel.lengths.sum())
-        self.values = _missing((total, len(columns)), dtype)
+        self.has_null = has_null
+        self.file = file
+        self.shape = (int(panel.lengths.max()), panel.n_series)
+        self.is_ragged = file is None and bool((panel.lengths < self.shape[0]).any())
+        self.n_places = int(panel.lengths.sum()) if self.is_ragged else math.prod(self.shape)
+        self.has_gaps = bool(n_rows.sum() < self.n_places)
+        self.columns: dict[str, np.ndarray] = {}
+        self.maps: list[np.memmap] = []
+        self.target_types: dict[str, np.dtype] = {}
+        self.known = np.zeros(panel.n_series, bool)  # series whose one target has been read
 
-    def put(self, column: int, values: np.ndarray) -> None:
-        self.values[self.place, column] = values
+    def write(self, frame: Frame, series: np.ndarray, steps: np.ndarray) -> None:
+        """Write the rows of a frame, which are ``steps`` of ``series``."""
+        targets = {column: self._typed_target(frame, column) for column in self.request.y}
+        if not self.columns:  # the first part knows the types
+            self._make_arrays(frame, targets)
+        if self.is_ragged:
+            place = self.panel.offsets[series] + steps
+        else:
+            place = steps * self.panel.n_series + series
+        if self.file is not None:
+            self._refuse_second_rows(frame, series, steps, place)
+        x = self.columns["x"]
+        for f, column in enumerate(self.request.x):
+            x[place, f] = frame.converted(column, frame.typed(column), x.dtype)
+        y = self.columns["y"]
+        for g, (column, typed) in enumerate(targets.items()):
+            values = frame.converted(column, typed, y.dtype, exact=True)
+            if self.request.per_series:
+                rule = "with per_series=True a series has one value"
+                ids = self.panel.ids
+                put_per_series(y[:, g], self.known, frame, column, values, ids, series, rule)
+            else:
+                y[place, g] = values
+        self.known[series] = True
 
-    def series(self) -> Any:
-        """Return an array (F, N, T) in time-major memory, or a list of arrays (F, T_i)."""
-        lengths = self.panel.lengths
-        if (lengths == lengths[0]).all():
-            by_series = self.values.reshape(len(lengths), lengths[0], -1)
-            return np.ascontiguousarray(by_series.transpose(1, 0, 2)).transpose(2, 1, 0)
-        return [a.T for a in np.split(self.values, self.panel.offsets[1:])]
-
-
-def _missing(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Return an array of missing values, or of zeros where the type has no such value."""
-    value: Any = {"O": None, "f": np.nan}.get(dtype.kind, 0)
-    return np.full(shape, value, dtype)
-
-
-def _arranged(
-    frame: Frame,
-    panel: Panel,
-    series: np.ndarray,
-    place: np.ndarray,
-    columns: dict[str, np.ndarray],
-    dtype: np.dtype,
-    per_series: bool,
-) -> Any:
-    """Return targets of rows as an array (G, N, T) or a list of arrays (G, T_i); with
-    ``per_series`` (N,) or (N, G).
-    """
-    if not columns:
-        return None
-    if per_series:
-        y = _missing((panel.n_series, len(columns)), dtype)
-        seen = np.zeros(panel.n_series, bool)
-        for g, (column, values) in enumerate(columns.items()):
-            _put_per_series(y[:, g], seen, frame, column, values, panel, series)
-        return y[:, 0] if len(columns) == 1 else y
-    flat = _Flat(panel, place, tuple(columns), dtype)
-    for g, values in enumerate(columns.values()):
-        flat.put(g, values)
-    return flat.series()
-
-
-def _put_per_series(
-    of_series: np.ndarray,
-    seen: np.ndarray,
-    frame: Frame,
-    column: str,
-    values: np.ndarray,
-    panel: Panel,
-    series: np.ndarray,
-) -> None:
-    """Write the one value of each series that was not ``seen`` before to ``of_series``; DataError
-    names two rows of a series that differ.
-    """
-    which, first = np.unique(series, return_index=True)
-    is_new = ~seen[which]
-    of_series[which[is_new]] = values[first[is_new]]
-    differs = values != of_series[series]
-    if values.dtype.kind == "f":
-        differs &= ~(np.isnan(values) & np.isnan(of_series[series]))
-    if differs.any():
-        row = int(differs.argmax())
-        raise DataError(
-            f"column {column!r} of {frame.name} is {values[row]} in row {row} and "
-            f"{of_series[series[row]]} before in series {panel.ids[series[row]]!r}; with "
-            "per_series=True a series has one value"
-        )
-
-
-def _read_into_file(
-    rows: FrameRows,
-    panel: Panel,
-    request: Request,
-    path: str,
-    n_rows: np.ndarray,
-    lacks_targets: bool,
-) -> FrameSeries:
-    """Write x and y to a new HDF5 file, part after part, and map them."""
-    roles = request.roles
-    longest = int(panel.lengths.max())
-    has_gaps = bool(n_rows.sum() < panel.n_series * longest)
-    with new_file(path) as file:
-        writer: _FileWriter | None = None
-        for frame, series, steps in rows.on_grid(panel):
-            if writer is None:  # the first part knows the types
-                dtype = request.dtype or _float_type(frame, roles.x)
-                _require_floats(dtype, has_gaps)
-                types = _types_of_numbers(frame, roles.y)
-                lacks_targets |= has_gaps and not roles.per_series
-                kind = _target_type(types, lacks_targets)
-                writer = _FileWriter(file, panel, roles, {"x": dtype, "y": kind}, has_gaps)
-            writer.write(frame, series, steps)
-        assert writer is not None  # a frame without rows has been refused
-        y_per_series = writer.close()
-    lengths = None if (panel.lengths == longest).all() else panel.lengths
-    return FrameSeries(
-        x=h5mmap(path, "x") if roles.x else None,
-        y=h5mmap(path, "y") if roles.y and not roles.per_series else y_per_series,
-        lengths=lengths,
-        panel=panel,
-        request=replace(request, dtype=dtype, target_types=request.target_types or types),
-    )
-
-
-def _types_of_numbers(frame: Frame, columns: tuple[str, ...]) -> dict[str, np.dtype]:
-    """Return the types of columns; DataError if one holds no numbers."""
-    types = {}
-    for column in columns:
-        if frame.is_category(column):
+    def _typed_target(self, frame: Frame, column: str) -> tuple[np.ndarray, np.ndarray]:
+        if self.file is not None and frame.is_category(column):
             raise DataError(
                 f"column {column!r} of {frame.name} is of type {frame.dtype(column)}, and a file "
                 "h5 holds numbers; number the labels, or read them into memory (h5=None)"
             )
-        types[column] = frame.typed(column)[0].dtype
-    return types
+        return frame.typed(column, labels=True)
 
+    def _make_arrays(self, frame: Frame, targets: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:
+        request = self.request
+        dtype = request.dtype or _float_type(frame, request.x)
+        if dtype.kind not in "fiu" or (self.has_gaps and dtype.kind != "f"):
+            raise DataError(
+                f"dtype={dtype} cannot hold the NaN of steps without a row; give a floating type, "
+                "or add the rows"
+            )
+        self.target_types = {column: values.dtype for column, (values, _) in targets.items()}
+        lacks_targets = self.has_null or (self.has_gaps and not request.per_series)
+        target_type = _target_type(self.target_types, lacks_targets)
+        if self.file is not None:
+            self.columns["has_row"] = self._make_map("has_row", 1, np.dtype("uint8"))
+        self.columns["x"] = self._make("x", dtype)
+        if request.per_series:
+            shape = (self.panel.n_series, len(request.y))
+            self.columns["y"] = missing_values(shape, target_type)
+        else:
+            self.columns["y"] = self._make("y", target_type)
 
-class _FileWriter:
-    """Writes rows into maps of an HDF5 file: ``x``, ``y``, and ``has_row``, which tells where rows
-    were; beside them the ``lengths`` of the series.
-    """
+    def _make(self, name: str, dtype: np.dtype) -> np.ndarray:
+        n_columns = len(getattr(self.request, name))
+        if self.file is None or n_columns == 0:
+            return missing_values((self.n_places, n_columns), dtype)
+        columns = self._make_map(name, n_columns, dtype)
+        if self.has_gaps:
+            columns[:] = np.nan
+        return columns
 
-    def __init__(
-        self,
-        file: h5py.File,
-        panel: Panel,
-        roles: Roles,
-        types: dict[str, np.dtype],
-        has_gaps: bool,
-    ) -> None:
-        self.file = file
-        self.panel = panel
-        self.roles = roles
-        self.types = types
-        self.maps = {"has_row": self._make_map("has_row", 1, np.dtype("uint8"))}
-        columns = {"x": roles.x, "y": () if roles.per_series else roles.y}
-        self.columns = {name: names for name, names in columns.items() if names}
-        for name, names in self.columns.items():
-            self.maps[name] = self._make_map(name, len(names), types[name])
-            if has_gaps:
-                _fill(self.maps[name])
-        self.targets = _missing((panel.n_series, len(roles.y)), types["y"])
-        self.seen = np.zeros(panel.n_series, bool)
-
-    def _make_map(self, name: str, n_features: int, dtype: np.dtype) -> Any:
-        where = f"{self.file.filename}: dataset {name!r}"
-        shape = (int(self.panel.lengths.max()), self.panel.n_series, n_features)
-        dataset = allocate(self.file, name, shape, dtype, "TNF")
-        self.file.flush()  # the file is as long then
+    def _make_map(self, name: str, n_columns: int, dtype: np.dtype) -> np.ndarray:
+        file = self.file
+        assert file is not None
+        dataset = allocate(file, name, (*self.shape, n_columns), dtype, "TNF")
+        file.flush()  # the file is as long then
         offset = dataset.id.get_offset() or 0
-        take_room(self.file.id.get_vfd_handle(), offset, dataset.nbytes, where)
-        return h5mmap(self.file.filename, name, mode="r+")
+        where = f"{file.filename}: dataset {name!r}"
+        take_room(file.id.get_vfd_handle(), offset, dataset.nbytes, where)
+        array = h5mmap(file.filename, name, mode="r+")
+        self.maps.append(array)
+        return array.transpose(2, 1, 0).reshape(-1, n_columns)
 
-    def write(self, frame: Frame, series: np.ndarray, steps: np.ndarray) -> None:
-        has_row = self.maps["has_row"]
-        again = has_row[0, series, steps] > 0
+    def _refuse_second_rows(
+        self, frame: Frame, series: np.ndarray, steps: np.ndarray, place: np.ndarray
+    ) -> None:
+        """Raise DataError if a step had a row in an earlier part."""
+        has_row = self.columns["has_row"]
+        again = has_row[place, 0] > 0
         if again.any():
             row = int(again.argmax())
             label = self.panel.ids[series[row]]
@@ -572,36 +509,30 @@ class _FileWriter:
                 f"row {row} of {frame.name} is the second one{which} at "
                 f"{self.panel.time_text(series[row], steps[row])}; keep one, or aggregate them"
             )
-        has_row[0, series, steps] = 1
-        for name, columns in self.columns.items():
-            for f, column in enumerate(columns):
-                self.maps[name][f, series, steps] = self._read(frame, name, column)
-        if self.roles.per_series:
-            for g, column in enumerate(self.roles.y):
-                values = self._read(frame, "y", column)
-                of_series = self.targets[:, g]
-                _put_per_series(of_series, self.seen, frame, column, values, self.panel, series)
-            self.seen[series] = True
+        has_row[place] = 1
 
-    def _read(self, frame: Frame, name: str, column: str) -> np.ndarray:
-        return frame.converted(column, frame.typed(column), self.types[name], exact=name == "y")
-
-    def close(self) -> np.ndarray | None:
-        """Write what is left, and return the targets if series have one each."""
-        for array in self.maps.values():
+    def close(self) -> None:
+        """Write what is left to the file, with the lengths of series and the names of columns."""
+        if self.file is None:
+            return
+        for array in self.maps:
             array.flush()
-        self.maps.clear()
         self.file["lengths"] = self.panel.lengths
-        for name, names in self.columns.items():
-            write_names(self.file[name], names, f"{self.file.filename}: dataset {name!r}")
-        if not self.roles.per_series or not self.roles.y:
+        for name in {"x", "y"} & set(self.file):
+            where = f"{self.file.filename}: dataset {name!r}"
+            write_names(self.file[name], getattr(self.request, name), where)
+
+    def series(self, name: str, h5: str | os.PathLike[str] | None) -> Any:
+        """Return an array (F, N, T) in time-major memory, or a list of arrays (F, T_i); of targets
+        of series (N,) or (N, G). None if no columns were named.
+        """
+        if not getattr(self.request, name):
             return None
-        return self.targets[:, 0] if len(self.roles.y) == 1 else self.targets
-
-
-def _fill(array: Any) -> None:
-    """Set all values to NaN, some steps at a time."""
-    n_features, n_series, n_steps = array.shape
-    size = max(1, FILL_BYTES // (n_features * n_series * array.dtype.itemsize))
-    for start in range(0, n_steps, size):
-        array[:, :, start : start + size] = np.nan
+        columns = self.columns[name]
+        if name == "y" and self.request.per_series:
+            return columns[:, 0] if columns.shape[1] == 1 else columns
+        if h5 is not None:
+            return h5mmap(h5, name)
+        if self.is_ragged:
+            return [a.T for a in np.split(columns, self.panel.offsets[1:])]
+        return columns.reshape(*self.shape, -1).transpose(2, 1, 0)

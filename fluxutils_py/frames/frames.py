@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Number
@@ -20,8 +21,8 @@ LARGEST_MICROSECOND = 9_190_000_000_000_000  # of dates in nanoseconds: until 22
 
 
 def require(name: str, extra: str = "forecast") -> Any:
-    """Import a library that forecasting needs, or raise ImportError that says what to install."""
-    return require_package(name, extra, "forecasting")
+    """Import a library that frames need, or raise ImportError that says what to install."""
+    return require_package(name, extra, "work with data frames")
 
 
 def is_frame(value: object) -> bool:
@@ -37,7 +38,7 @@ def refuse_equal_columns(frame: Any, name: str) -> None:
         columns = frame.column_names
     # pandas has labels of any type, and two that print alike would look equal in a message
     names = list(map(str, columns))
-    twice = sorted({column for column in names if names.count(column) > 1})
+    twice = sorted(column for column, n in Counter(names).items() if n > 1)
     if not twice:
         return
     remedy = "rename or drop one"
@@ -77,6 +78,7 @@ class Frame:
             ) from None
         self.name = name
         self.n_rows = len(self.frame)
+        self.schema = self.frame.schema  # once: the library makes it anew at each access
 
     @property
     def is_polars(self) -> bool:
@@ -87,8 +89,9 @@ class Frame:
         names it.
         """
         names = list(map(str, self.frame.columns))
+        present = set(names)
         for column, argument in columns.items():
-            if column not in names:
+            if column not in present:
                 raise DataError(
                     f"{self.name} has no column {column!r} (columns: {', '.join(names)}), which "
                     f"{argument} names{self._column_remedy(column, argument, names)}"
@@ -123,7 +126,7 @@ class Frame:
         narwhals 2.
         """
         nw = require("narwhals")
-        dtype = self.frame.schema[column]
+        dtype = self.schema[column]
         if dtype == nw.Unknown:
             native: Any = getattr(self.frame[column].to_native(), "dtype", None)
             if getattr(native, "tz", None) is not None:
@@ -177,7 +180,7 @@ class Frame:
         hold.
         """
         nw = require("narwhals")
-        dtype = self.frame.schema[column]
+        dtype = self.schema[column]
         # a loop over the rows is slow, and most types cannot hold such labels
         if not dtype.is_nested() and dtype not in (nw.Object, nw.Unknown):
             return
@@ -221,9 +224,7 @@ class Frame:
         values, absent = self.typed(column)
         if not missing:
             self._refuse_missing(column, absent)
-        numbers = values.astype(np.float64)
-        numbers[absent] = np.nan
-        return numbers
+        return self.converted(column, (values, absent), np.dtype(np.float64))
 
     def values(self, column: str, missing: bool = False) -> np.ndarray:
         """Return a column as labels if it holds categories, else as numbers."""
@@ -295,10 +296,8 @@ class Frame:
         nw = require("narwhals")
         dtype = self.dtype(column)
         self._refuse_missing(column, self.frame[column].is_null().to_numpy())
-        if dtype.is_integer():
-            return TimeColumn(self._integer_times(column), None, None, dtype)
-        if dtype.is_float():
-            return TimeColumn(self._integer_times(column), None, None, nw.Int64())
+        if dtype.is_integer() or dtype.is_float():
+            return TimeColumn(self._integer_times(column), None, None)
         if not (dtype == nw.Date or dtype == nw.Datetime):
             raise self._wrong_type(column, "dates or integers", "pandas.to_datetime")
         zone = getattr(dtype, "time_zone", None)
@@ -310,7 +309,7 @@ class Frame:
         # dates in nanoseconds have been checked by their library
         if getattr(dtype, "time_unit", None) != "ns":
             self._require_nanoseconds(column, utc)
-        return TimeColumn(_nanoseconds(utc), _nanoseconds(local), zone, dtype)
+        return TimeColumn(_nanoseconds(utc), _nanoseconds(local), zone)
 
     def _integer_times(self, column: str) -> np.ndarray:
         numbers = self.frame[column].to_numpy()
@@ -545,13 +544,11 @@ class TimeColumn:
     local : ndarray of int64 or None
         Nanoseconds in local time. None for integer times.
     zone : str or None
-    dtype : narwhals data type
     """
 
     absolute: np.ndarray
     local: np.ndarray | None
     zone: str | None
-    dtype: Any
 
     @property
     def is_integer(self) -> bool:
@@ -560,6 +557,13 @@ class TimeColumn:
     def on(self, is_local: bool) -> np.ndarray:
         """Return the times in local time where there is one and ``is_local``, else the absolute."""
         return self.local if is_local and self.local is not None else self.absolute
+
+    def in_zone(self, zone: str | None) -> TimeColumn:
+        """Return times that have a time zone with the local time of another."""
+        # in the local time of theirs, days and months would begin at other hours
+        if zone is None or self.zone in (None, zone):
+            return self
+        return TimeColumn(self.absolute, to_local(self.absolute, zone), zone)
 
 
 def to_absolute(local: np.ndarray, zone: str | None) -> np.ndarray:

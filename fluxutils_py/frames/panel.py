@@ -1,8 +1,9 @@
-"""Read a panel of series from a long data frame with one row per series and time."""
+"""Read series from a long data frame, or Parquet files, with one row per series and time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,15 +11,31 @@ import numpy as np
 
 from fluxutils_py.errors import DataError, SpecError, warn
 from fluxutils_py.frames.frames import Frame, TimeColumn, to_absolute, to_local
-from fluxutils_py.frames.frequency import (
-    Frequency,
-    first_times,
-    infer_frequency,
-    parse_frequency,
-)
+from fluxutils_py.frames.frequency import Frequency, infer_frequency, parse_frequency
+from fluxutils_py.validation import require_package
 
+PART_ROWS = 1 << 17  # of a file that is read in parts
+COUNTED = Frequency("integer", 1, text="1")  # where no column says the time
 FEW_ROWS = 4  # of fewer rows it is not said that they leave most steps empty
 LEAST_FILLED = 0.2  # share of the steps of a series that have a row
+
+
+def require_one_role(keys: Mapping[str, str | None], lists: Mapping[str, tuple[str, ...]]) -> None:
+    """Raise SpecError if a column of ids, times or targets is named again; both map arguments to
+    columns.
+    """
+    named: dict[str, str] = {}
+    for argument, column in keys.items():
+        if column in named:
+            raise SpecError(f"{named[column]} and {argument} are both {column!r}; name two columns")
+        if column is not None:
+            named[column] = argument
+    for argument, columns in lists.items():
+        for column in columns:
+            if column in named:
+                raise SpecError(
+                    f"{argument} names {column!r}, which is {named[column]}; leave it out"
+                )
 
 
 @dataclass(frozen=True)
@@ -40,28 +57,14 @@ class Columns:
 
     def __post_init__(self) -> None:
         # a column in two roles would be forecast from itself
-        named: dict[str, str] = {}
-        for argument, column in (
-            ("id_col", self.id),
-            ("time_col", self.time),
-            ("target_col", self.target),
-        ):
-            if column in named:
-                raise SpecError(
-                    f"{named[column]} and {argument} are both {column!r}; name two columns"
-                )
-            named[column] = argument
-        lists = {
-            "hist_exog_list": self.hist,
-            "futr_exog_list": self.futr,
-            "stat_exog_list": self.stat,
-        }
-        for argument, columns in lists.items():
-            for column in columns:
-                if column in named:
-                    raise SpecError(
-                        f"{argument} names {column!r}, which is {named[column]}; leave it out"
-                    )
+        require_one_role(
+            {"id_col": self.id, "time_col": self.time, "target_col": self.target},
+            {
+                "hist_exog_list": self.hist,
+                "futr_exog_list": self.futr,
+                "stat_exog_list": self.stat,
+            },
+        )
 
     def arguments(self, *, target: bool = True, hist: bool = True) -> dict[str, str]:
         """Map each column that a frame must have to the argument that names it."""
@@ -209,50 +212,225 @@ def read_panel(
     DataError
         If the data cannot be used. The message names column and row.
     """
-    frame = Frame(df, "df")
-    frame.require(columns.arguments())
-    # before the types: columns of a frame without rows may have any
-    if frame.n_rows == 0:
-        raise DataError("df has no rows")
-    labels = frame.labels(columns.id)
-    ids = sorted_labels(labels)
-    series = series_numbers(labels, ids)
-    at = frame.times(columns.time)
-    # in local time, days and months would begin at other hours than those of the stored series
-    if zone is not None and at.zone not in (None, zone):
-        at = replace(at, local=to_local(at.absolute, zone), zone=zone)
-    frequency = read_frequency(freq, at, series, frame.is_polars)
-    _require_kind(frame, columns, at, frequency)
-    times = at.on(frequency.is_local)
-    if (outside := frequency.is_outside(times)).any():
-        frame.refuse(columns.time, outside, frequency.outside_remedy())
-    # of the frame: the forecasts are to be joined with it
-    types = {columns.id: frame.label_type(columns.id), columns.time: frame.dtype(columns.time)}
-    # filled below, when the steps of the rows are known
-    lengths = np.zeros(len(ids), int)
-    first = first_times(times, series)
-    panel = Panel(ids, first, lengths, {}, {}, frequency, at.zone, types, frame.backend)
-    steps = grid_steps(frame, columns.time, panel, series, times)
-    np.maximum.at(lengths, series, steps + 1)
+    rows = FrameRows(df, columns.arguments(), columns.id, columns.time)
+    panel, n_rows, _ = rows.scan(freq, zone)
     # before the arrays, which have an element for each empty step too
-    warn_empty_steps(panel, np.bincount(series))
-    place = panel.offsets[series] + steps
-    rows = {columns.target: frame.numbers(columns.target, missing=True)}
-    known = ~np.isnan(rows[columns.target])
-    future = times > times[known].max(initial=np.iinfo(times.dtype).min)
-    _warn_future_rows(panel, columns.target, series, steps, future)
+    warn_empty_steps(panel, n_rows)
+    ((frame, series, steps),) = rows.on_grid(panel)
+    values = {columns.target: frame.numbers(columns.target, missing=True)}
+    _warn_future_rows(panel, columns.target, series, steps, values[columns.target])
     for column in (*columns.hist, *columns.futr):
-        rows[column] = frame.values(column, missing=column not in columns.futr)
-    rows |= extra or {}
-    for column, given in rows.items():
-        values = np.full(lengths.sum(), None if given.dtype == object else np.nan)
-        values[place] = given
-        panel.values[column] = values
-    panel.static.update(_read_all_static(static_df, frame, columns, series, ids))
+        values[column] = frame.values(column, missing=column not in columns.futr)
+    place = panel.offsets[series] + steps
+    for column, given in (values | dict(extra or {})).items():
+        panel.values[column] = missing_values((panel.lengths.sum(),), given.dtype)
+        panel.values[column][place] = given
+    panel.static.update(_read_all_static(static_df, frame, columns, series, panel.ids))
     return panel
 
 
-def sorted_labels(labels: np.ndarray) -> np.ndarray:
+class FrameRows:
+    """The rows of a frame or of Parquet files: :meth:`scan` finds their series, :meth:`on_grid`
+    then the place of each row.
+
+    Parameters
+    ----------
+    df : data frame, or path of a Parquet file or a folder of them
+    columns : dict of str to str
+        The columns that are read, each with the argument that names it.
+    id_col, time_col : str or None
+        The columns of ids and of times. None: all rows are one series; the rows of a series are its
+        steps, in their order.
+    in_parts : bool
+        Whether files are read in parts of ``PART_ROWS`` rows.
+    """
+
+    def __init__(
+        self,
+        df: Any,
+        columns: dict[str, str],
+        id_col: str | None,
+        time_col: str | None,
+        in_parts: bool = False,
+    ) -> None:
+        self.df = df
+        self.columns = columns
+        self.id_col = id_col
+        self.time_col = time_col
+        self.in_parts = in_parts
+        self.files: Any = None
+        if isinstance(df, str | os.PathLike):
+            dataset = require_package("pyarrow.dataset", "forecast", "from_frame of a path")
+            self.files = dataset.dataset(os.fspath(df), format="parquet")
+        self.zone: str | None = None
+        self.numbers: dict[object, int] = {}  # of the series, in the order of their first rows
+        self.whole: tuple[Frame, np.ndarray, TimeColumn] | None = None  # the one part, once read
+
+    def frames(self) -> Iterator[Frame]:
+        """Yield the rows, in parts; parts of files may be empty."""
+        if self.files is None:
+            frame = Frame(self.df, "df")
+            frame.require(self.columns)
+            yield frame
+            return
+        # on a part without rows, before columns are chosen
+        Frame(self.files.schema.empty_table(), "df").require(self.columns)
+        if not self.in_parts:
+            yield Frame(self.files.to_table(columns=list(self.columns)), "df")
+            return
+        pyarrow = require_package("pyarrow", "forecast", "from_frame of a path")
+        start = 0
+        # few parts ahead: pyarrow would else read many files at once
+        for batch in self.files.to_batches(
+            columns=list(self.columns),
+            batch_size=PART_ROWS,
+            batch_readahead=1,
+            fragment_readahead=1,
+        ):
+            yield Frame(pyarrow.Table.from_batches([batch]), f"df[{start}:]" if start else "df")
+            start += batch.num_rows
+
+    def column_names(self) -> list[str]:
+        """Return the names of all columns, whether they are read or not."""
+        if self.files is not None:
+            return list(self.files.schema.names)
+        return list(map(str, Frame(self.df, "df").frame.columns))
+
+    def _parts(self) -> Iterator[tuple[Frame, np.ndarray, TimeColumn]]:
+        """Yield parts, with the number and the time of each row; parts of files are read again."""
+        if self.whole is not None:
+            yield self.whole
+            return
+        n_before = np.zeros(0, np.int64)
+        for frame in self.frames():
+            # before the types: columns of a frame without rows may have any
+            if frame.n_rows == 0:
+                continue
+            series = self._series(frame)
+            if self.time_col is None:
+                n_before = _lengthened(n_before, len(self.numbers), 0)
+                at = TimeColumn(count_within(series) + n_before[series], None, None)
+                n_before += np.bincount(series, minlength=len(n_before))
+            else:
+                at = frame.times(self.time_col).in_zone(self.zone)
+            part = (frame, series, at)
+            if not self.in_parts:
+                self.whole = part
+            yield part
+
+    def _series(self, frame: Frame) -> np.ndarray:
+        """Return the number of the series of each row; new series get the next ones."""
+        if self.id_col is None:
+            self.numbers[None] = 0
+            return np.zeros(frame.n_rows, int)
+        numbers = self.numbers
+        labels = frame.labels(self.id_col)
+        return np.array([numbers.setdefault(label, len(numbers)) for label in labels])
+
+    def scan(
+        self, freq: Any, zone: str | None, targets: Iterable[str] = ()
+    ) -> tuple[Panel, np.ndarray, bool]:
+        """Find the series in one pass over the rows.
+
+        Returns
+        -------
+        panel : Panel
+            Without values.
+        n_rows : ndarray of int, shape (N,)
+            Number of rows of each series.
+        has_null : bool
+            Whether a value of the columns ``targets`` is missing in a row.
+
+        Raises
+        ------
+        DataError
+            If there are no rows, or times are of another kind than the steps.
+        """
+        self.zone = zone
+        found: Frame | None = None
+        frequency = COUNTED
+        bounds = np.iinfo(np.int64)
+        n_rows = first = last = np.zeros(0, np.int64)
+        has_null = False
+        for frame, series, at in self._parts():
+            if found is None:
+                found = frame
+                self.zone = at.zone
+                if self.time_col is not None:
+                    frequency = read_frequency(freq, at, series, frame.is_polars)
+            has_null |= any(frame.frame[column].is_null().any() for column in targets)
+            times = self._checked_times(frame, at, frequency)
+            n_series = len(self.numbers)
+            first = _lengthened(first, n_series, bounds.max)
+            last = _lengthened(last, n_series, bounds.min)
+            n_rows = _lengthened(n_rows, n_series, 0)
+            np.minimum.at(first, series, times)
+            np.maximum.at(last, series, times)
+            n_rows += np.bincount(series, minlength=n_series)
+        if found is None:
+            raise DataError("df has no rows")
+        ids = sorted_labels(self.numbers)
+        order = np.array([self.numbers[label] for label in ids])
+        first = first[order]
+        lengths = frequency.steps_between(first, last[order])[0] + 1
+        panel = Panel(
+            ids, first, lengths, {}, {}, frequency, self.zone, self._types(found), found.backend
+        )
+        return panel, n_rows[order], has_null
+
+    def _checked_times(self, frame: Frame, at: TimeColumn, frequency: Frequency) -> np.ndarray:
+        times = at.on(frequency.is_local)
+        if self.time_col is not None:
+            _require_kind(frame, self.time_col, at, frequency)
+            if (outside := frequency.is_outside(times)).any():
+                frame.refuse(self.time_col, outside, frequency.outside_remedy())
+        return times
+
+    def _types(self, frame: Frame) -> dict[str, Any]:
+        """Return the types of the columns of ids and times, which predictions are joined by."""
+        types = {}
+        if self.id_col is not None:
+            types[self.id_col] = frame.label_type(self.id_col)
+        if self.time_col is not None:
+            types[self.time_col] = frame.dtype(self.time_col)
+        return types
+
+    def on_grid(self, panel: Panel) -> Iterator[tuple[Frame, np.ndarray, np.ndarray]]:
+        """Yield parts, with the series and the step of each row, after :meth:`scan`.
+
+        Raises
+        ------
+        DataError
+            If a time is between two steps, or two rows of a part have one time.
+        """
+        numbers = series_numbers(self.numbers, panel.ids)
+        for frame, met, at in self._parts():
+            series = numbers[met]
+            times = at.on(panel.frequency.is_local)
+            yield frame, series, grid_steps(frame, self.time_col or "", panel, series, times)
+
+
+def _lengthened(values: np.ndarray, size: int, value: int) -> np.ndarray:
+    return np.append(values, np.full(size - len(values), value))
+
+
+def count_within(series: np.ndarray) -> np.ndarray:
+    """Return how many rows of the same series are before each row."""
+    order = np.argsort(series, kind="stable")
+    counts = np.bincount(series)
+    starts = np.cumsum(counts) - counts
+    within = np.empty(len(series), int)
+    within[order] = np.arange(len(series)) - starts[series[order]]
+    return within
+
+
+def missing_values(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Return an array of missing values, or of zeros where the type has no such value."""
+    value: Any = {"O": None, "f": np.nan}.get(dtype.kind, 0)
+    return np.full(shape, value, dtype)
+
+
+def sorted_labels(labels: Iterable[Any]) -> np.ndarray:
     # not a set: labels that cannot be compared keep the order of the rows
     different = dict.fromkeys(labels)
     try:
@@ -275,17 +453,12 @@ def read_frequency(
     return infer_frequency(at.absolute, at.local, series)
 
 
-def _require_kind(
-    frame: Frame,
-    columns: Columns,
-    at: TimeColumn,
-    frequency: Frequency,
-) -> None:
-    if (frequency.kind == "integer") != at.is_integer:
-        held, fitted = ("integers", "dates") if at.is_integer else ("dates", "integers")
+def _require_kind(frame: Frame, column: str, at: TimeColumn, frequency: Frequency) -> None:
+    if at.is_integer != (frequency.kind == "integer"):
+        held, expected = ("integers", "dates") if at.is_integer else ("dates", "integers")
         raise DataError(
-            f"column {columns.time!r} of {frame.name} holds {held}, the forecaster was fitted on "
-            f"{fitted}"
+            f"column {column!r} of {frame.name} holds {held}, and the steps of "
+            f"freq={frequency.text!r} are of {expected}"
         )
 
 
@@ -350,9 +523,11 @@ def _warn_future_rows(
     target: str,
     series: np.ndarray,
     steps: np.ndarray,
-    future: np.ndarray,
+    values: np.ndarray,
 ) -> None:
     """Warn of rows without a value, after the last value of all series."""
+    times = panel.frequency.add_steps(panel.first[series], steps)
+    future = times > times[~np.isnan(values)].max(initial=np.iinfo(times.dtype).min)
     if not future.any():
         return
     i = series[future.argmax()]
@@ -418,23 +593,50 @@ def _static_values(
     """
     # here too: without static_df they are columns of df
     frame.require(dict.fromkeys(columns.stat, "stat_exog_list"))
-    keep = np.flatnonzero(series >= 0)
-    _, begin, number = np.unique(series[keep], return_index=True, return_inverse=True)
-    static: dict[str, np.ndarray] = {}
+    has_row = np.isin(np.arange(len(ids)), series)
+    rule = "a static covariate has one value per series"
+    static = {}
     for column in columns.stat:
         rows = frame.values(column)
-        static[column] = rows[keep[begin]]
-        # the value of its series, for each row
-        first = static[column][number]
-        changed = np.flatnonzero(first != rows[keep])
-        if len(changed):
-            row = int(keep[changed[0]])
-            raise DataError(
-                f"column {column!r} of {frame.name} is {rows[row]} in row {row} and "
-                f"{first[changed[0]]} before in series {ids[series[row]]!r}; a static "
-                "covariate has one value per series"
-            )
+        values = missing_values(ids.shape, rows.dtype)
+        put_per_series(values, np.zeros(len(ids), bool), frame, column, rows, ids, series, rule)
+        static[column] = values[has_row]
     return static
+
+
+def put_per_series(
+    values: np.ndarray,
+    known: np.ndarray,
+    frame: Frame,
+    column: str,
+    rows: np.ndarray,
+    ids: np.ndarray,
+    series: np.ndarray,
+    rule: str,
+) -> None:
+    """Write the one value of each series to ``values`` (N,), if it is not ``known`` (N,) yet.
+
+    ``rows`` are the values of a column of the frame; those of series -1 are left out.
+
+    Raises
+    ------
+    DataError
+        If two rows of a series differ. It names them, and ends with ``rule``.
+    """
+    used = np.flatnonzero(series >= 0)
+    which, first = np.unique(series[used], return_index=True)
+    is_new = ~known[which]
+    values[which[is_new]] = rows[used[first[is_new]]]
+    of_series = values[series]
+    differs = (rows != of_series) & (series >= 0)
+    if rows.dtype.kind == "f":
+        differs &= ~(np.isnan(rows) & np.isnan(of_series))
+    if differs.any():
+        row = int(differs.argmax())
+        raise DataError(
+            f"column {column!r} of {frame.name} is {rows[row]} in row {row} and {of_series[row]} "
+            f"before in series {ids[series[row]]!r}; {rule}"
+        )
 
 
 def read_steps(
@@ -450,7 +652,7 @@ def read_steps(
     """
     series = series_numbers(frame.labels(columns.id), panel.ids)
     at = frame.times(columns.time)
-    _require_kind(frame, columns, at, panel.frequency)
+    _require_kind(frame, columns.time, at, panel.frequency)
     which = f"column {columns.time!r} of {frame.name}"
     if at.zone is None and panel.zone is not None:
         raise DataError(f"{which} has no time zone, the series are in {panel.zone}")

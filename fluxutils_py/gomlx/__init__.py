@@ -1,6 +1,6 @@
 """Names and arguments of gomlx ``ml/train`` and related packages, on this package's loop."""
 
-from fluxutils_py.gomlx.batch_statistics import recompute_batch_norm
+from fluxutils_py.gomlx.batch_statistics import normalization, recompute_batch_norm
 from fluxutils_py.gomlx.cross_entropy import (
     categorical_cross_entropy,
     sparse_categorical_cross_entropy,
@@ -35,7 +35,6 @@ from fluxutils_py.training import (
 )
 from fluxutils_py.training.added_losses import add_loss, collected_losses, get_losses
 from fluxutils_py.training.dataset import as_dataset
-from fluxutils_py.training.in_memory import normalization
 from fluxutils_py.training.running_metrics import (
     EMAMetric,
     MeanMetric,

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from fluxutils_py.errors import DataError
-from fluxutils_py.gomlx.report_eval import Evaluator, evaluate_datasets
+from fluxutils_py.gomlx.report_eval import evaluate_datasets
 from fluxutils_py.parallel import is_main_process
 from fluxutils_py.reporting.tables import as_number
 
@@ -26,10 +26,6 @@ class Point(NamedTuple):
     metric: str
     type: str
     value: float
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the fields by name."""
-        return self._asdict()
 
 
 class PointsWriter:
@@ -73,7 +69,7 @@ class PointsWriter:
     def __init__(
         self,
         path: str | os.PathLike[str],
-        trainer: Evaluator | None = None,
+        trainer: Any = None,
         *datasets: Iterable[Any],
         trigger: Trigger | None = None,
     ) -> None:
@@ -100,8 +96,9 @@ class PointsWriter:
             for name, number in metrics.items():
                 value = as_number(number)
                 if value is not None and math.isfinite(value):  # JSON has no NaN
-                    point = Point(step, f"{source}: {name}", _plot_type(name), value)
-                    lines.append(json.dumps(point.as_dict()) + "\n")
+                    point = {"step": step, "metric": f"{source}: {name}"}
+                    point |= {"type": _plot_type(name), "value": value}
+                    lines.append(json.dumps(point) + "\n")
         # opened each time: another process may read or move the file in between
         with open(self.path, "a+b") as file:
             if file.tell() and _ends_within_a_line(file):

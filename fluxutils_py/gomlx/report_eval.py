@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
-from typing import Any, Protocol
+from typing import Any
 
 from fluxutils_py.parallel import is_main_process
 from fluxutils_py.reporting.tables import format_metric, text_table
 
 
-class Evaluator(Protocol):
-    """A :class:`Trainer`, or another object that evaluates datasets."""
-
-    def eval(self, dataset: Any, /) -> dict[str, Any]:
-        """Return metrics by name."""
-
-
 def report_eval(
-    trainer: Evaluator,
+    trainer: Any,
     *datasets: Iterable[Any],
     printer: Callable[[str], Any] = print,
 ) -> None:
@@ -69,7 +62,7 @@ def report_eval(
 
 
 def evaluate_datasets(
-    trainer: Evaluator,
+    trainer: Any,
     datasets: Iterable[Any],
 ) -> dict[str, dict[str, Any]]:
     """Return the results of ``trainer.eval`` by dataset name; those of one name are numbered."""

@@ -6,26 +6,19 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from fluxutils_py.gomlx.trainer_metrics import (
-    BatchNumbers,
-    EvalMetrics,
-    LossFn,
-    Predictions,
-    TrainMetrics,
-)
+from fluxutils_py.gomlx.trainer_metrics import LossFn, TrainerMetrics
 from fluxutils_py.gomlx.weighted_loss import WeightedLoss
 from fluxutils_py.nn.losses import require_equal_shapes
 from fluxutils_py.nn.precision import as_float32
-from fluxutils_py.nn.states import evaluating, reset, restore, snapshot
+from fluxutils_py.nn.states import evaluating, reset
 from fluxutils_py.training.added_losses import collected_losses, get_losses
+from fluxutils_py.training.batch_step import BatchStep
 from fluxutils_py.training.dataset import as_dataset
-from fluxutils_py.training.function_step import FunctionStep
 from fluxutils_py.training.hooks import require_arguments
 from fluxutils_py.training.make_optimizer import begin_schedule, make_optimizer, make_scheduler
 from fluxutils_py.training.minibatch import (
@@ -35,8 +28,10 @@ from fluxutils_py.training.minibatch import (
     require_parts,
     require_same_arity,
 )
-from fluxutils_py.training.resharding import require_shared_batches, reshard_rows, state_of_rank
+from fluxutils_py.training.resharding import state_of_rank
 from fluxutils_py.training.running_metrics import (
+    EMAMetric,
+    MeanMetric,
     compute_all,
     metric_name,
     n_elements,
@@ -58,13 +53,6 @@ class Mode(Enum):
 
     TRAIN = "train"
     EVAL = "eval"
-
-
-class TotalLoss(NamedTuple):
-    """Loss of a batch, and the part of it that ``loss_fn`` gave; None without ``loss_fn``."""
-
-    total: Tensor
-    of_loss_fn: float | None
 
 
 class Trainer:
@@ -187,8 +175,19 @@ class Trainer:
         trainable = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = None if opt is None else make_optimizer(opt, trainable)
         self.scheduler = None if scheduler is None else make_scheduler(scheduler, self.optimizer)
-        self._train_metrics = TrainMetrics(loss_fn, train_metrics)
-        self._eval_metrics = EvalMetrics(loss_fn, eval_metrics)
+        self._batch_loss = _loss_metric("batch_loss", "loss+")
+        self._train_metrics = TrainerMetrics(
+            loss_fn,
+            [self._batch_loss, _loss_metric("ema_loss", "~loss+", EMAMetric)],
+            _loss_metric("ema_loss_fn", "~loss", EMAMetric),
+            train_metrics,
+        )
+        self._eval_metrics = TrainerMetrics(
+            loss_fn,
+            [_loss_metric("loss", "#loss+")],
+            _loss_metric("loss_fn", "#loss"),
+            eval_metrics,
+        )
         self.train_metrics = self._train_metrics.all
         self.eval_metrics = self._eval_metrics.all
         self.max_kinds = check_integer("max_kinds", max_kinds, 1)
@@ -197,16 +196,14 @@ class Trainer:
         self._on_exec_creation: list[Callable[[Executor, Mode], Any]] = []
         self._arity: dict[tuple[Any, Mode], tuple[int, int]] = {}
         self._updates: dict[str, Callable[[nn.Module], Any]] = {}
-        self._batches = batches
-        shard = partial(Minibatch.shard, axis=axis)
         reduction = "sum" if getattr(loss_fn, "reduction", None) == "sum" else "mean"
-        self._step = FunctionStep(
+        self._step = BatchStep(
             self._compute_loss,
-            self.optimizer,
             model,
+            self.optimizer,
+            axis=axis,
             comm=comm,
             batches=batches,
-            shard=shard,
             clip=clip,
             accumulate=accumulate,
             clip_nan=clip_nan,
@@ -271,7 +268,7 @@ class Trainer:
         if not self.model.training:
             self.model.train()
         before = self._step.n_updates  # with accumulate, most steps update nothing
-        self._predictions: Predictions | None = None
+        self._predicted: tuple[Any, Minibatch] | None = None
         info = self._step(None if batch is None else self.ranks.guard(as_minibatch, batch))
         if info is None or info.batch_loss is None:
             return info
@@ -279,18 +276,17 @@ class Trainer:
         self.ranks.guard(self._finish_step, info, self._step.n_updates > before)
         return replace(info, metrics=compute_all(self.train_metrics))
 
-    def _compute_loss(self, batch: Minibatch) -> BatchLoss:
+    def _compute_loss(self, model: nn.Module, batch: Minibatch) -> BatchLoss:
         """Return the loss of this rank's part of a batch."""
         batch = self._check_batch(batch, Mode.TRAIN)
         executor = self._executor(batch.kind, Mode.TRAIN)
         with collected_losses():
             prediction = tree_map(as_float32, executor(batch.inputs))
-            loss = self._total_loss(prediction, batch)
+            loss, own_loss = self._total_loss(prediction, batch)
         prediction = detached(prediction)
-        self._predictions = self._train_metrics.predictions_of(prediction, batch)
-        numbers = self._train_metrics.measure(prediction, batch, loss.of_loss_fn)
-        n = n_elements(prediction, batch.weight)
-        return BatchLoss(loss.total, n, numbers=numbers.pack())
+        self._predicted = prediction, batch
+        numbers = self._train_metrics.measure(prediction, batch, own_loss)
+        return BatchLoss(loss, n_elements(prediction, batch.weight), numbers=numbers)
 
     def _run_again(self, batch: Minibatch) -> None:
         """Call the model as a training step does, but uncompiled, so that hooks see each module."""
@@ -305,9 +301,11 @@ class Trainer:
                     update(self.model)
             if self.scheduler is not None:
                 self.scheduler.step()
-        numbers = BatchNumbers.unpack(self._step.numbers, self.loss_fn is not None)
-        self._train_metrics.add_numbers(info.batch_loss, numbers, info.n_live)
-        self._train_metrics.add_predictions(self._predictions)
+        self._batch_loss.reset()  # it shows the loss of this step alone
+        self._train_metrics.add(info.batch_loss, self._step.numbers, info.n_live)
+        if self._predicted is not None:  # else this rank had no part of the batch
+            self._train_metrics.add_predictions(*self._predicted)
+            self._predicted = None  # it may be large
 
     def reset_train_metrics(self) -> None:
         """Reset the training metrics."""
@@ -326,7 +324,7 @@ class Trainer:
 
     def on_epoch(self, loop: Loop) -> None:
         """Finish a pass over the data."""
-        self._step.finish_epoch()
+        self._step.on_epoch(loop)
 
     # -- evaluation --------------------------------------------------------------------------------
 
@@ -355,7 +353,7 @@ class Trainer:
             for batch in data:
                 self._eval_step(batch)
                 n_batches += 1
-        if self._batches == "per_rank" and not self.ranks.is_single:
+        if not self.shares_batches and not self.ranks.is_single:
             # a rank without batches is fine if another one has some
             n_batches = sum(self.ranks.allgather(n_batches))
             self._eval_metrics.add_up_ranks(self.ranks)
@@ -370,8 +368,10 @@ class Trainer:
         with collected_losses(), self._step.autocast:
             executor = self._executor(batch.kind, Mode.EVAL)
             prediction = tree_map(as_float32, executor(batch.inputs))
-            loss = self._total_loss(prediction, batch)
-        self._eval_metrics.add_batch(loss.total.item(), loss.of_loss_fn, prediction, batch)
+            loss, own_loss = self._total_loss(prediction, batch)
+        numbers = self._eval_metrics.measure(prediction, batch, own_loss)
+        self._eval_metrics.add(loss.item(), numbers, n_elements(prediction, batch.weight))
+        self._eval_metrics.add_predictions(prediction, batch)
         return compute_all(self.eval_metrics)
 
     # -- both --------------------------------------------------------------------------------------
@@ -422,32 +422,28 @@ class Trainer:
         # batches of datasets are in main memory already, and moving one costs time
         return batch if first is None or first.device.type == "cpu" else batch.to(first.device)
 
-    def _total_loss(self, prediction: Any, batch: Minibatch) -> TotalLoss:
+    def _total_loss(self, prediction: Any, batch: Minibatch) -> tuple[Tensor, float | None]:
+        """Return the loss of a batch, and the part of it that ``loss_fn`` gave."""
         added = get_losses()
         if self.loss_fn is not None:
             require_equal_shapes(self.loss_fn, prediction, batch.y)
             loss = weighted_mean(self.loss_fn(prediction, batch.y), batch.weight)
-            return TotalLoss(loss if added is None else loss + added, loss.item())
+            return (loss if added is None else loss + added), loss.item()
         if added is None:
             raise ValueError(
                 "there is no loss: give the Trainer a loss_fn, or call add_loss in the model"
             )
-        return TotalLoss(added, None)
+        return added, None
 
     # -- checkpoints -------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Return the training state without model and optimizer, which are saved separately."""
-        return {
-            "metrics": {
-                metric_name(m): m.state_dict()
-                for m in self.train_metrics
-                if hasattr(m, "state_dict")
-            },
-            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
-            "step": self._step.state_dict(),
-            "states": snapshot(self.model),
+        metrics = {
+            metric_name(m): m.state_dict() for m in self.train_metrics if hasattr(m, "state_dict")
         }
+        scheduler = None if self.scheduler is None else self.scheduler.state_dict()
+        return {"metrics": metrics, "scheduler": scheduler, **self._step.state_dict()}
 
     def reshard_state_dict(
         self, states: Sequence[Mapping[str, Any]], rank: int, size: int
@@ -455,10 +451,8 @@ class Trainer:
         """Return the state for one of ``size`` ranks, from the states of the ranks that saved a
         checkpoint.
         """
-        require_shared_batches(self._batches, len(states), size)
-        step = self._step.reshard_state_dict([state["step"] for state in states], rank, size)
-        rows = reshard_rows(self.model, [state["states"] for state in states], rank, size)
-        return {**state_of_rank(states, rank), "step": step, "states": rows}
+        step = self._step.reshard_state_dict(states, rank, size)
+        return {**state_of_rank(states, rank), **step}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state that :meth:`state_dict` returned."""
@@ -468,8 +462,11 @@ class Trainer:
                 metric.load_state_dict(state["metrics"][metric_name(metric)])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
-        self._step.load_state_dict(state["step"])
-        restore(self.model, state["states"])
+        self._step.load_state_dict(state)
+
+
+def _loss_metric(name: str, short_name: str, metric: type[MeanMetric] = MeanMetric) -> MeanMetric:
+    return metric(name=name, short_name=short_name, metric_type="loss")
 
 
 def kind_key(kind: object) -> object:

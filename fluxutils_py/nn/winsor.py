@@ -147,13 +147,7 @@ def winsor_statistics(
     Chan, Golub & LeVeque 1983). With more than 64 features, digits have 8 bits, and it takes five
     and nine passes.
     """
-    ranks = _Ranks()
-    while not ranks.done:
-        ranks.start_pass()
-        for block in passes():
-            ranks.count(block)
-        ranks.end_pass(add_up)
-    lower, upper = _quantiles(ranks)
+    lower, upper = _quantiles(*_order_statistics(passes, add_up))
     moments = _moments(passes, lower, upper)
     count, mean, squares = merge(*moments)
     n_free = (count - 1).clamp_min(1)
@@ -168,17 +162,16 @@ def winsor_statistics(
     )
 
 
-def _quantiles(ranks: _Ranks) -> tuple[Tensor, Tensor]:
-    """Interpolate the quantiles, (F, 1) each, between the order statistics on both sides.
+def _quantiles(values: Tensor, share: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
+    """Interpolate the quantiles, (F, 1) each, between the order statistics on both sides; arguments
+    as :func:`_order_statistics` returns them.
 
     Raises
     ------
     DataError
         If one is infinite: the clamped values would have no mean.
     """
-    pairs = ranks.values.view(-1, len(QUANTILES), 2)
-    low, high = pairs.unbind(2)
-    share = ranks.share
+    low, high = values.view(-1, len(QUANTILES), 2).unbind(2)
     span = high - low
     # from the nearer side, to round as NumPy does
     from_low = low + span * share
@@ -186,8 +179,7 @@ def _quantiles(ranks: _Ranks) -> tuple[Tensor, Tensor]:
     between = torch.where(share < 0.5, from_low, from_high)
     # where both are the same infinity, the span is NaN
     bounds = torch.where(low == high, low, between)
-    empty = ranks.n[:, None] == 0
-    bounds = bounds.masked_fill(empty, 0)
+    bounds = bounds.masked_fill(n[:, None] == 0, 0)
     infinite = ~bounds.isfinite().all(1)
     if infinite.any():
         f = int(infinite.nonzero()[0])
@@ -229,98 +221,79 @@ def _moments(
     return count, mean, squares
 
 
-class _Ranks:
-    """Find the order statistics on both sides of each quantile, (F, 4): one more digit of them in
-    each pass.
+def _order_statistics(
+    passes: Callable[[], Iterable[Tensor]], add_up: Callable[[Tensor], Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Find the order statistics on both sides of each quantile, one more digit in each pass.
+
+    Returns
+    -------
+    values : Tensor of shape (F, 4)
+    share : Tensor of shape (F, 2)
+        Where each quantile is between its two, 0..1.
+    n : Tensor of shape (F,)
+        Numbers of values.
     """
+    counts, dtype = _count_digits(passes(), 0, None)
+    counts = add_up(counts)  # (F, 1, digits): in the first pass, all begin alike
+    n = counts.sum((1, 2))
+    quantiles = torch.tensor(QUANTILES, dtype=torch.float64)
+    positions = quantiles * (n - 1).clamp_min(0)[:, None]  # (F, 2)
+    below = positions.floor()
+    both = torch.stack([below, positions.ceil()], 2)
+    # of each order statistic among the values that begin with its digits known so far, (F, 4)
+    rank = both.long().flatten(1)
+    n_digits = counts.shape[2]
+    # keys have a sign, places of counts have none
+    prefix = _next_digit(counts.expand(-1, rank.shape[1], -1), rank) - n_digits // 2
+    digit = n_digits.bit_length() - 1
+    for place in range(1, 8 * dtype.itemsize // digit):
+        counts = add_up(_count_digits(passes(), place, prefix)[0])
+        prefix = (prefix << digit) + _next_digit(counts, rank)
+    return _from_keys(prefix, dtype).double(), positions - below, n
 
-    n: Tensor  # values of each feature, (F,)
-    share: Tensor  # where each quantile is between its order statistics, 0..1, (F, 2)
-    rank: Tensor  # of each order statistic among the values that begin with its prefix, (F, 4)
-    prefix: Tensor  # the digits of each order statistic that are known so far, (F, 4)
-    values: Tensor  # the order statistics, once done, (F, 4)
 
-    def __init__(self) -> None:
-        self.passes = 0
-        self.done = False
+def _next_digit(counts: Tensor, rank: Tensor) -> Tensor:
+    """Return the next digit of each order statistic, from the counts (F, 4, digits) of those that
+    begin like it; take the smaller ones off its rank, in place.
+    """
+    up_to = counts.cumsum(2).contiguous()
+    digit = torch.searchsorted(up_to, rank[:, :, None], right=True)
+    digit = digit.clamp_max(counts.shape[2] - 1)  # of features without values
+    smaller = up_to.gather(2, digit) - counts.gather(2, digit)
+    rank -= smaller[:, :, 0]
+    return digit[:, :, 0]
 
-    def start_pass(self) -> None:
-        self.counts = torch.empty(0)
 
-    def count(self, block: Tensor) -> None:
-        """Count how often each next digit occurs in a block (F, n)."""
-        if block.dtype not in (torch.float32, torch.float64):
-            block = block.double()
-        if not self.counts.numel():
-            self.dtype = block.dtype
-            self.bits = block.element_size() * 8
-            self.digit = 8 if len(block) > MANY else 16
-            # in the first pass, all begin alike
-            n_ranks = 2 * len(QUANTILES) if self.passes else 1
-            shape = (len(block), n_ranks, 1 << self.digit)
-            self.counts = torch.zeros(shape, dtype=torch.int64)
-        n_known = self.digit * (self.passes + 1)
-        shift = self.bits - n_known
-        for f, row in enumerate(block):
+def _count_digits(
+    blocks: Iterable[Tensor], place: int, prefix: Tensor | None
+) -> tuple[Tensor, torch.dtype]:
+    """Count how often each digit at a place occurs in blocks (F, n), among the numbers that begin
+    like each order statistic, or among all (None); return also the type of the numbers.
+    """
+    counts = torch.empty(0)
+    dtype = torch.float64
+    for block in blocks:
+        values = block if block.dtype in (torch.float32, torch.float64) else block.double()
+        if not counts.numel():
+            dtype = values.dtype
+            n_digits = 1 << (8 if len(values) > MANY else 16)
+            n_ranks = 1 if prefix is None else prefix.shape[1]
+            counts = torch.zeros(len(values), n_ranks, n_digits, dtype=torch.int64)
+        digit = n_digits.bit_length() - 1
+        shift = 8 * dtype.itemsize - digit * (place + 1)
+        for f, row in enumerate(values):
             keys = _to_keys(row[~row.isnan()]) >> shift
-            if self.passes == 0:
-                self._count_first_digits(f, keys)
-            else:
-                self._count_next_digits(f, keys)
-
-    def _count_first_digits(self, f: int, keys: Tensor) -> None:
-        n_digits = 1 << self.digit
-        # keys have a sign, bincount takes no negative numbers
-        digits = keys + n_digits // 2
-        self.counts[f, 0] += torch.bincount(digits, minlength=n_digits)
-
-    def _count_next_digits(self, f: int, keys: Tensor) -> None:
-        n_digits = 1 << self.digit
-        prefixes = self.prefix[f]
-        beginnings = keys >> self.digit
-        # order statistics close to each other begin alike: each prefix is counted once
-        for prefix in prefixes.unique():
-            digits = keys[beginnings == prefix] & n_digits - 1
-            counts = torch.bincount(digits, minlength=n_digits)
-            self.counts[f, prefixes == prefix] += counts
-
-    def end_pass(self, add_up: Callable[[Tensor], Tensor]) -> None:
-        self.counts = add_up(self.counts)
-        first = self.passes == 0
-        if first:
-            self._place_quantiles()
-        n_digits = self.counts.shape[2]
-        n_ranks = self.rank.shape[1]
-        # all (F, 4, digits); the first pass counted once for all four
-        counts = self.counts.expand(-1, n_ranks, -1)
-        up_to = counts.cumsum(2).contiguous()
-        digit = torch.searchsorted(up_to, self.rank[:, :, None], right=True)
-        digit = digit.clamp_max(n_digits - 1)  # of features without values
-        smaller = up_to.gather(2, digit) - counts.gather(2, digit)
-        self.rank -= smaller[:, :, 0]
-        if first:  # undo the shift of _count_first_digits
-            digit -= n_digits // 2
-        shifted = self.prefix << self.digit
-        self.prefix = shifted + digit[:, :, 0]
-        self.passes += 1
-        if self.passes * self.digit == self.bits:
-            values = _from_keys(self.prefix, self.dtype)
-            self.values = values.double()
-            self.done = True
-
-    def _place_quantiles(self) -> None:
-        """Find the ranks on both sides of each quantile, from the numbers of values."""
-        self.n = self.counts.sum((1, 2))
-        quantiles = torch.tensor(QUANTILES, dtype=torch.float64)
-        last = (self.n - 1).clamp_min(0)
-        # (F, 2)
-        positions = quantiles * last[:, None]
-        below = positions.floor()
-        above = positions.ceil()
-        self.share = positions - below
-        both = torch.stack([below, above], 2)
-        self.rank = both.long().flatten(1)
-        self.prefix = torch.zeros_like(self.rank)
+            if prefix is None:
+                # keys have a sign, bincount takes no negative numbers
+                counts[f, 0] += torch.bincount(keys + n_digits // 2, minlength=n_digits)
+                continue
+            beginnings = keys >> digit
+            # order statistics close to each other begin alike: each prefix is counted once
+            for known in prefix[f].unique():
+                digits = keys[beginnings == known] & n_digits - 1
+                counts[f, prefix[f] == known] += torch.bincount(digits, minlength=n_digits)
+    return counts, dtype
 
 
 def _to_keys(x: Tensor) -> Tensor:

@@ -44,36 +44,28 @@ class cb:
     its loss: 3.0
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
+    def __init__(self, function: Callable[..., Any], *, with_loss: bool = False) -> None:
         self.function = function
-        self.name = getattr(function, "__name__", type(self).__name__)
+        self.with_loss = with_loss
+        self.name = getattr(function, "__name__", "cby" if with_loss else "cb")
         # only then has this hook a state, which the loop puts into checkpoints
         if hasattr(function, "state_dict") and hasattr(function, "load_state_dict"):
             self.state_dict = function.state_dict
             self.load_state_dict = function.load_state_dict
 
     def on_step(self, loop: Loop) -> None:
-        _let_rank_0_write(self.function, loop)
-        self.function()
+        if self.with_loss and loop.batch_loss is None:
+            return
+        if isinstance(self.function, EvalCby | ModelSelector):
+            self.function.writes = loop.rank == 0  # of several ranks only rank 0 prints and writes
+        self.function(*([loop.batch_loss] if self.with_loss else []))
 
 
-class cby(cb):
-    """Hook that calls a function with the loss after every step that has a loss, as ``cby=`` of
-    PrayTools does.
+def cby(function: Callable[..., Any]) -> cb:
+    """Return a hook that calls a function with the loss after every step that has a loss, as
+    ``cby=`` of PrayTools does.
     """
-
-    def on_step(self, loop: Loop) -> None:
-        if loop.batch_loss is not None:
-            _let_rank_0_write(self.function, loop)
-            self.function(loop.batch_loss)
-
-
-def _let_rank_0_write(function: object, loop: Loop) -> None:
-    """Of several ranks, let only rank 0 print and write files, if the function is one of this
-    module that does so.
-    """
-    if isinstance(function, EvalCby | ModelSelector):
-        function.writes = loop.rank == 0
+    return cb(function, with_loss=True)
 
 
 @dataclass(eq=False, repr=False)  # an object with a state, not a value

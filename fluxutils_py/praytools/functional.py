@@ -19,7 +19,7 @@ from fluxutils_py.praytools.callbacks import cby as as_cby
 from fluxutils_py.praytools.sample_gradients import require_thread_safe, with_gradients
 from fluxutils_py.praytools.threaded_gradients import parallelization_stats, pgradient
 from fluxutils_py.praytools.threads import Threads
-from fluxutils_py.training.function_step import FunctionStep
+from fluxutils_py.training.batch_step import BatchStep
 from fluxutils_py.training.loop import Loop
 from fluxutils_py.training.loss_checks import as_params
 from fluxutils_py.training.make_optimizer import make_optimizer
@@ -348,11 +348,6 @@ def _in_threads(
     return {"compute": compute, "compute_again": run_again, "defer": False}
 
 
-def as_module(params: object) -> nn.Module | None:
-    """Return a module given as parameters; None for others."""
-    return params if isinstance(params, nn.Module) else None
-
-
 def checked(preparesamples: Callable[[], object]) -> Callable[[], Sample]:
     """Return a function that prepares a sample and checks it."""
     # a tensor returned alone would be taken for its rows
@@ -396,18 +391,23 @@ def _train(
     """Step the optimizer on one minibatch after another, with the loss ``compute(minibatch,
     params)``; ``told`` are further settings that ranks compare.
     """
-    model = as_module(params)
     tensors = as_params(params)
     optimizer = make_optimizer(opt, [p for p in tensors if p.requires_grad])
 
     def describe(sample: object) -> str:
         return f" at iteration {loop.step + 1}"
 
-    def loss_of(minibatch: Any) -> BatchLoss:
+    def loss_of(model: object, minibatch: Any) -> BatchLoss:
         return compute(minibatch, step.params)
 
-    step = FunctionStep(
-        loss_of, optimizer, model, tensors, shard=divide, describe=describe, **settings
+    step = BatchStep(
+        loss_of,
+        params if isinstance(params, nn.Module) else None,
+        optimizer,
+        params=tensors,
+        shard=divide,
+        describe=describe,
+        **settings,
     )
     told = {**(told or {}), "batches": settings.get("batches", "same")}
     if step.shares_batches:  # a rank with separate batches may have fewer
@@ -420,8 +420,6 @@ def _train(
         loop.hooks.attach(as_cb(call))
     if cby is not None:
         loop.hooks.attach(as_cby(cby))
-    # gradients that wait for more minibatches (accumulate) are used at the end
-    loop.hooks.add("epoch", lambda loop: step.flush(), name="flush", collective=True)
     loop.run_epochs(islice(_prepared_samples(prepare), iterations), 1)
 
 

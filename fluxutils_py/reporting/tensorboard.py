@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from fluxutils_py.parallel import is_main_process
 from fluxutils_py.reporting.curve_hook import CurveHook
-from fluxutils_py.reporting.publish import as_code
 from fluxutils_py.reporting.running_loop import RunningLoop
-from fluxutils_py.reporting.writers import SummaryWriter, import_torch_writer
 
 SUFFIX = ".fit"  # file names of this hook end in it; other files in the directory are left alone
+FLUSH_S = 5.0  # seconds until a number is on disk: short enough to watch a run
 
 
 class TensorBoard(CurveHook):
     """Hook that writes training curves for TensorBoard: ``callbacks=[TensorBoard("runs/a")]``.
 
     The numbers in the record of an epoch have tags ``train/loss``, ``validation/loss``,
-    ``train/lr`` and so on. Single steps have the tags of :class:`PublishTrainingProgress`, such as
-    ``train/batch_loss``. The x axis is the step of the loop. Rank 0 writes, and TensorBoard can
-    show the curves during training.
+    ``train/lr`` and so on; those of single steps are ``train/batch_loss``, ``train/<metric>`` and
+    ``trainer/steps_per_sec``. The x axis is the step of the loop. Rank 0 writes, and TensorBoard
+    can show the curves during training.
 
     Parameters
     ----------
@@ -42,8 +41,6 @@ class TensorBoard(CurveHook):
     ------
     ImportError
         Before training, if TensorBoard is not installed.
-    RuntimeError
-        Before training, if another fit is writing to the directory.
 
     Notes
     -----
@@ -51,7 +48,7 @@ class TensorBoard(CurveHook):
     ``warm_start``) extends the curves, and replaces what an interrupted fit wrote after its
     checkpoint. A new fit hides the files of earlier ones: it renames them to
     ``events.out.earlier.*``, which TensorBoard ignores. With ``each_fit``, a continued fit writes
-    what it adds to a new directory.
+    what it adds to a new directory. Fits at the same time need a directory each.
 
     Copies and pickles, as in clones of an estimator, keep only the settings.
 
@@ -72,34 +69,34 @@ class TensorBoard(CurveHook):
         super().__init__(trigger)
         self.log_dir = Path(log_dir)
         self.each_fit = each_fit
-        self._open: ExitStack | None = None
+        self._writer: Any = None  # torch's
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_open": None}
+        return {**super().__getstate__(), "_writer": None}
 
     def on_start(self, loop: RunningLoop) -> None:
         if not is_main_process(loop):
             return
         import_torch_writer()  # fails before a directory is created
-        self._open = ExitStack()
         folder = make_run_folder(self.log_dir) if self.each_fit else self.log_dir
-        folder.mkdir(parents=True, exist_ok=True)
-        self._open.enter_context(exclusive_lock(folder))
         if loop.step == 0:
             hide_earlier_events(folder)
-        writer = SummaryWriter(folder, purge_step=purge_step(loop), filename_suffix=SUFFIX)
-        self._open.enter_context(writer)
-        self.begin(loop, writer)
+        writer = open_torch_writer(folder, purge_step=purge_step(loop), filename_suffix=SUFFIX)
         if self.each_fit and "estimator" in loop.shared_data:
-            text = as_code(repr(loop.shared_data["estimator"]))
-            writer.add_text("estimator", text, loop.step)
+            writer.add_text("estimator", as_code(repr(loop.shared_data["estimator"])), loop.step)
+        self._writer = writer
+        self.begin(self._write)
+
+    def _write(self, numbers: dict[str, float], step: int) -> None:
+        for tag, number in numbers.items():
+            self._writer.add_scalar(tag, number, step)
 
     def on_close(self, loop: RunningLoop) -> None:
-        opened = self._open
-        # first, so that an error while closing leaves no closed writer to the next run
-        self._open = None
-        with opened or nullcontext():  # the writer is closed last
-            super().on_close(loop)
+        super().on_close(loop)
+        writer = self._writer
+        self._writer = None  # first: an error while closing leaves no closed writer behind
+        if writer is not None:
+            writer.close()
 
 
 def purge_step(loop: RunningLoop) -> int | None:
@@ -136,29 +133,43 @@ def make_run_folder(root: Path) -> Path:
     raise AssertionError
 
 
-@contextmanager
-def exclusive_lock(folder: Path) -> Iterator[None]:
-    """Lock a folder against other fits in any process, if the system supports locks."""
+def import_torch_writer() -> Any:
+    """Return torch's ``SummaryWriter``, which needs TensorBoard."""
     try:
-        import fcntl
-    except ImportError:  # on Windows
-        yield
-        return
-    lock = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):  # on file systems without locks
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise RuntimeError(
-                    f"another fit is writing to {folder}: give each fit its own directory, or let "
-                    "TensorBoard(..., each_fit=True)"
-                ) from None
-        try:
-            yield
-        finally:
-            with suppress(OSError):
-                # releases it even if a forked process has the folder open
-                fcntl.flock(lock, fcntl.LOCK_UN)
-    finally:
-        os.close(lock)
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ImportError(
+            "writing for TensorBoard needs the package tensorboard: pip install tensorboard"
+        ) from error
+    return SummaryWriter
+
+
+def open_torch_writer(folder: str | os.PathLike[str], **options: Any) -> Any:
+    """Open torch's ``SummaryWriter`` with a file that TensorBoard reads after those in the folder.
+
+    It reads them in the order of their names, which begin with the second and end in a number that
+    grows, but "10" sorts before "9".
+    """
+    open_writer = import_torch_writer()
+    # torch opens the file in a thread, when the program may have changed its folder
+    folder = Path(folder).absolute()
+    while True:
+        earlier = set(folder.glob("events.out.tfevents.*"))
+        writer = open_writer(folder, flush_secs=FLUSH_S, **options)
+        new = set(folder.glob("events.out.tfevents.*")) - earlier
+        in_same_second = {path for path in earlier if second_of(path) == min(map(second_of, new))}
+        if not in_same_second or max(in_same_second) < min(new):
+            return writer
+        writer.close()
+        min(new).unlink()
+        time.sleep(0.05)
+
+
+def second_of(path: Path) -> str:
+    """Return the second at which an event file was opened, as its name has it."""
+    return path.name.split(".")[3]
+
+
+def as_code(text: str) -> str:
+    """Indent lines, which TensorBoard then shows as they are: it takes text for Markdown."""
+    return "\n".join(f"    {line}" for line in text.splitlines())

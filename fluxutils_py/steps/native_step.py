@@ -17,7 +17,7 @@ from fluxutils_py.nn.kernels.modules import PLAIN
 from fluxutils_py.nn.kernels.recurrence import kernel_error
 from fluxutils_py.nn.precision import undisturbed
 from fluxutils_py.nn.recurrent import Recur, State
-from fluxutils_py.steps.operations import Operation
+from fluxutils_py.steps.operations import Operation, Scaler
 from fluxutils_py.steps.step_program import StateTensor, StepProgram, step_program
 from fluxutils_py.torch_private import has_other_modes_than_devices, n_function_modes, version_of
 
@@ -33,21 +33,6 @@ ALIGNMENT = 64  # bytes, of a line of the cache
 _CALL = Struct("18q")
 _OPERATION = Struct("11qd5q")
 _SCALER = Struct("5q")
-
-
-class Scaler(NamedTuple):
-    """What happens to the features of a step before the model, in float64.
-
-    ``kind`` is "standardize": ``(x - mean) / scale``; "winsorize": the same after a clamp to
-    ``lower`` and ``upper``, and 0 for NaN; "fill": ``mean`` for NaN; or "round": to the type of the
-    model. All arrays are (F,), float64, and those that the kind does not need are empty.
-    """
-
-    kind: str
-    mean: np.ndarray = np.empty(0)
-    scale: np.ndarray = np.empty(0)
-    lower: np.ndarray = np.empty(0)
-    upper: np.ndarray = np.empty(0)
 
 
 SCALERS = ("standardize", "winsorize", "fill", "round")  # as csrc/kernels.h numbers them
@@ -280,7 +265,7 @@ def is_watched() -> bool:
 
 
 def _new_state(state: StateTensor, n_series: int) -> Tensor:
-    shape = list(state.shape)
+    shape = list(state.initial.shape)
     shape.insert(state.batch_axis, n_series)
     return torch.from_numpy(np.empty(shape, state.initial.dtype))
 
@@ -331,8 +316,7 @@ def _table(packed: PackedStep, program: StepProgram, step: NativeStep) -> np.nda
     itemsize = program.dtype.itemsize
     scalers = [*step.scalers]
     if program.moments is not None:  # of numbers as the model gets them
-        moments = Scaler("standardize", program.moments.mean, program.moments.scale)
-        scalers += [Scaler("round"), moments]
+        scalers += [Scaler("round"), program.moments]
     operations = b"".join(
         _pack_operation(packed, op, i + 1) for i, op in enumerate(program.operations)
     )

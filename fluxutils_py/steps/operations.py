@@ -17,6 +17,21 @@ LANES = 16  # numbers in which step.h holds the taps of kernels
 NOTHING = np.empty(0)
 
 
+class Scaler(NamedTuple):
+    """What happens to the features of a step before the model, in float64.
+
+    ``kind`` is "standardize": ``(x - mean) / scale``; "winsorize": the same after a clamp to
+    ``lower`` and ``upper``, and 0 for NaN; "fill": ``mean`` for NaN; or "round": to the type of the
+    model. All arrays are (F,), float64, and those that the kind does not need are empty.
+    """
+
+    kind: str
+    mean: np.ndarray = np.empty(0)
+    scale: np.ndarray = np.empty(0)
+    lower: np.ndarray = np.empty(0)
+    upper: np.ndarray = np.empty(0)
+
+
 class NativeCall(NamedTuple):
     """What an operation tells the native call: as ``fluxutils_step_operation`` of csrc/kernels.h,
     but for the places of its values, and with arrays for addresses.
@@ -81,17 +96,20 @@ class Operation:
         The tensors of the model's state that it changes.
     place : int
         Where in these tensors its layer is, if they are of several layers.
+    other : int, optional
+        Another value that it reads.
     """
 
     source: int
     n_out: int
     states: tuple[int, ...] = field(default=(), kw_only=True)
     place: int = field(default=0, kw_only=True)
+    other: int | None = field(default=None, kw_only=True)
 
     @property
     def sources(self) -> tuple[int, ...]:
         """All values that it reads."""
-        return (self.source,)
+        return (self.source,) if self.other is None else (self.source, self.other)
 
     @property
     def result_is_state(self) -> bool:
@@ -114,17 +132,6 @@ class Operation:
     def c(self, names: Names) -> list[str]:
         """Return its statements in C."""
         raise NotImplementedError
-
-
-@dataclass(frozen=True, eq=False)
-class OfTwo(Operation):
-    """An operation that reads another value too."""
-
-    other: int
-
-    @property
-    def sources(self) -> tuple[int, ...]:
-        return self.source, self.other
 
 
 # -- products and cells ----------------------------------------------------------------------------
@@ -159,20 +166,34 @@ class Dense(Operation):
         return [_call("dots", names.x, *tables, names.y, *self.weight.shape)]
 
 
-# By the number of the native kernel, the functions of step.h. Of two, the first has the approximate
-# activations.
-_CELLS = {
-    0: ("lstm",),
-    1: ("gru",),
-    2: ("rnn_tanh",),
-    3: ("rnn_relu",),
-    4: ("flstm",),
-    5: ("sgru_parabolic", "gru"),
-    6: ("mgu_parabolic", "mgu"),
-    7: ("mgu_parabolic", "mgu"),
-    8: ("hfgru",),
-    9: ("min_gru",),
-    10: ("min_lstm",),
+class CellForm(NamedTuple):
+    """The functions of ``step.h`` for a cell, and where blocks of H weights go among its sums.
+
+    Of two functions, the first has the approximate activations. The inputs add to the first sums,
+    the recurrent products to the last ones.
+    """
+
+    functions: tuple[str, ...]
+    rows: int
+    of_x: tuple[int, ...]  # for each block of the input weights, its sum
+    of_h: tuple[int, ...] = ()  # of the recurrent weights
+    of_bias: tuple[int, ...] = ()  # of the only bias of an own cell
+
+
+_FOUR = (0, 1, 2, 3)
+# by the number of the native kernel
+CELLS = {
+    0: CellForm(("lstm",), 4, _FOUR, _FOUR, _FOUR),
+    1: CellForm(("gru",), 4, (1, 2, 0), (1, 2, 3), (1, 2, 0)),
+    2: CellForm(("rnn_tanh",), 1, (0,), (0,)),
+    3: CellForm(("rnn_relu",), 1, (0,), (0,)),
+    4: CellForm(("flstm",), 4, _FOUR, _FOUR, _FOUR),
+    5: CellForm(("sgru_parabolic", "gru"), 4, (0,), (1, 2, 3), (1, 2, 0)),
+    6: CellForm(("mgu_parabolic", "mgu"), 3, (1, 0), (1, 2), (1, 0)),
+    7: CellForm(("mgu_parabolic", "mgu"), 3, (0,), (1, 2), (1, 0)),
+    8: CellForm(("hfgru",), 4, (1, 2, 0), (1, 2, 3), (1, 2, 0)),
+    9: CellForm(("min_gru",), 2, (0, 1), of_bias=(0, 1)),
+    10: CellForm(("min_lstm",), 3, (0, 1, 2), of_bias=(0, 1, 2)),
 }
 
 
@@ -234,7 +255,7 @@ class CellStep(Operation):
             first = self.bias.size - self.weight_h.shape[1]
             of_h = f"{sums} + {first}"
             calls.append(_product(names, "u", self.weight_h, names.states[0], of_h))
-        functions = _CELLS[self.number]
+        functions = CELLS[self.number].functions
         arguments = [sums, *names.states]
         if functions == ("hfgru",):
             arguments.append(names.number(self.alpha))
@@ -306,7 +327,7 @@ class Gated(Operation):
 
 
 @dataclass(frozen=True, eq=False)
-class Sum(OfTwo):
+class Sum(Operation):
     """``x`` plus another value."""
 
     def pack(self) -> NativeCall:
@@ -349,7 +370,7 @@ class ScaleShift(Operation):
 
 
 @dataclass(frozen=True, eq=False)
-class Join(OfTwo):
+class Join(Operation):
     """The numbers of ``source``, then those of another value."""
 
     def pack(self) -> NativeCall:
@@ -362,7 +383,7 @@ class Join(OfTwo):
 
 
 @dataclass(frozen=True, eq=False)
-class Fade(OfTwo):
+class Fade(Operation):
     """``x`` times ``limit`` less the largest of some absolute values of another, from 0 to 1."""
 
     first: int

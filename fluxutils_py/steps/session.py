@@ -45,7 +45,7 @@ class InferenceSession:
         Returns some of the inputs, a sequence of Tensor (S, B, F), to try out a model whose mode is
         not known.
     overlap : int
-    precision : {"float32", "bfloat16", "float16"}
+    precision : {"float32", "bfloat16"}
         What the model computes in; outputs and states are float32.
 
     Attributes
@@ -63,11 +63,9 @@ class InferenceSession:
         precision: str = "float32",
     ) -> None:
         self.mode = cached_window_mode(model) or window_mode(model, sample())
-        self.model, self.overlap, self._is_low = (
-            prediction_copy(model),
-            overlap,
-            precision != "float32",
-        )
+        self.model = prediction_copy(model)
+        self.overlap = overlap
+        self._is_low = precision != "float32"
         self._autocast = autocast(precision, next(model.parameters(), torch.empty(0)).device)
         self._layers = recurrent_layers(self.model)
         self.needs_context = self.mode == "windows" and not self._layers
@@ -75,9 +73,9 @@ class InferenceSession:
             with torch.no_grad():  # only a run tells what the state of such a module looks like
                 run_window(self.model, tuple(torch.nan_to_num(x[:1]) for x in sample()))
             reset(self.model)
-        self._empty = (
-            tuple(x.new_empty(0, 0, x.shape[2]) for x in sample()) if self.needs_context else ()
-        )
+        self._empty: tuple[Tensor, ...] = ()
+        if self.needs_context:
+            self._empty = tuple(x.new_empty(0, 0, x.shape[2]) for x in sample())
         self._context: tuple[Tensor, ...] = ()  # the last inputs, (k, B, F)
         self._ages: Tensor | None = None  # of each series, how many of them there are; None: all k
 
@@ -192,34 +190,22 @@ class InferenceSession:
         if state is None:
             for layer in self._layers:
                 layer.reset()
-            self._context, self._ages = (), None
+            self._forget_context()
             return
         if self.needs_context:
-            self._load_context(
-                self._some_series(
-                    self._check_context(state), [1] * len(self._empty), n_series, series
-                )
-            )
+            tensors = self._check_context(state)
+            self._load_context(_some_series(tensors, self.batch_dims, n_series, series))
             return
         matched = match_states(self._layers, state, self.model)
         dims = [layer.batch_dim for layer, part in matched for _ in part]
-        tensors = iter(
-            self._some_series([t for _, part in matched for t in part], dims, n_series, series)
-        )
+        tensors = [t for _, part in matched for t in part]
+        some = iter(_some_series(tensors, dims, n_series, series))
         for layer, part in matched:
-            assign_state(layer, [next(tensors) for _ in part])
+            assign_state(layer, [next(some) for _ in part])
 
-    @staticmethod
-    def _some_series(
-        tensors: list[Tensor], dims: list[int], n_series: int, series: slice | None
-    ) -> list[Tensor]:
-        """Return the state of some series, as views."""
-        for i, (t, d) in enumerate(zip(tensors, dims, strict=True)):
-            if t.shape[d] not in (0, n_series):
-                raise ShapeError(f"state[{i}] is of {t.shape[d]} series, the input has {n_series}")
-        if series is None:
-            return tensors
-        return [t[(slice(None),) * d + (series,)] for t, d in zip(tensors, dims, strict=True)]
+    def _forget_context(self) -> None:
+        self._context = ()
+        self._ages = None
 
     def reset(self, series: Tensor) -> None:
         """Restart some series, given as indices (n,).
@@ -265,7 +251,7 @@ class InferenceSession:
         return tensors
 
     def _load_context(self, tensors: list[Tensor]) -> None:
-        self._context, self._ages = (), None
+        self._forget_context()
         if self.overlap and tensors[0].shape[0] and tensors[0].shape[1]:
             pairs = zip(tensors, self._empty, strict=True)
             given = [t[-self.overlap :].to(e.device, e.dtype, copy=True) for t, e in pairs]
@@ -273,3 +259,15 @@ class InferenceSession:
             self._context = tuple(torch.nan_to_num(t) for t in given)
             if unseen.any():
                 self._ages = given[0].shape[0] - unseen.sum(0)
+
+
+def _some_series(
+    tensors: list[Tensor], dims: list[int], n_series: int, series: slice | None
+) -> list[Tensor]:
+    """Return the state of some series, as views."""
+    for i, (t, d) in enumerate(zip(tensors, dims, strict=True)):
+        if t.shape[d] not in (0, n_series):
+            raise ShapeError(f"state[{i}] is of {t.shape[d]} series, the input has {n_series}")
+    if series is None:
+        return tensors
+    return [t[(slice(None),) * d + (series,)] for t, d in zip(tensors, dims, strict=True)]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,6 +45,7 @@ from fluxutils_py.nn.time_features import (
     _RunningStatistics,
 )
 from fluxutils_py.steps.operations import (
+    CELLS,
     Activation,
     CellStep,
     Dense,
@@ -59,6 +60,7 @@ from fluxutils_py.steps.operations import (
     Operation,
     Rolling,
     Running,
+    Scaler,
     ScaleShift,
     Sum,
 )
@@ -66,37 +68,6 @@ from fluxutils_py.steps.operations import (
 
 class UnsupportedStep(TypeError):
     """A model has a part that no operation describes; the message names it."""
-
-
-class CellRows(NamedTuple):
-    """Where the blocks of H weights of a cell go among its sums, ordered as in ``step.h``.
-
-    The inputs add to the first sums, the recurrent products to the last ones.
-    """
-
-    rows: int
-    of_x: tuple[int, ...]  # for each block of the input weights, its sum
-    of_h: tuple[int, ...]  # of the recurrent weights
-    of_bias: tuple[int, ...] = ()  # of the only bias of an own cell
-
-
-_LSTM = CellRows(4, (0, 1, 2, 3), (0, 1, 2, 3), (0, 1, 2, 3))
-_GRU = CellRows(4, (1, 2, 0), (1, 2, 3), (1, 2, 0))
-_MGU = CellRows(3, (1, 0), (1, 2), (1, 0))
-# by the number of the native kernel
-CELL_ROWS = {
-    0: _LSTM,
-    1: _GRU,
-    2: CellRows(1, (0,), (0,)),
-    3: CellRows(1, (0,), (0,)),
-    4: _LSTM,
-    5: CellRows(4, (0,), (1, 2, 3), (1, 2, 0)),
-    6: _MGU,
-    7: CellRows(3, (0,), (1, 2), (1, 0)),
-    8: _GRU,
-    9: CellRows(2, (0, 1), (), (0, 1)),
-    10: CellRows(3, (0, 1, 2), (), (0, 1, 2)),
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,25 +78,14 @@ class StateTensor:
     ----------
     layer : int
         Its place among :func:`fluxutils_py.nn.states.recurrent_layers`.
-    shape : tuple of int
-        For one series: (L, H), (H,), or (n_states, 2); of past inputs (n_past, F).
     batch_axis : int
     initial : ndarray
-        Of this shape.
+        Of one series: (L, H), (H,), or (n_states, 2); of past inputs (n_past, F).
     """
 
     layer: int
-    shape: tuple[int, ...]
     batch_axis: int
     initial: np.ndarray
-
-
-@dataclass(frozen=True, eq=False)
-class InputMoments:
-    """What a model standardises its inputs with first, in float64; missing ones are 0 then."""
-
-    mean: np.ndarray  # (F,)
-    scale: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,8 +105,8 @@ class StepProgram:
     tensors : tuple of Tensor
         The parameters and buffers that the program was made from: it is out of date once one of
         them has another ``data_ptr()`` or ``_version``.
-    moments : InputMoments, optional
-        Value 0 is the input after them. The input is rounded to ``dtype`` before and after.
+    moments : Scaler, optional
+        Value 0 is the input after it. The input is rounded to ``dtype`` before and after.
     """
 
     n_in: int
@@ -155,7 +115,7 @@ class StepProgram:
     operations: tuple[Operation, ...]
     states: tuple[StateTensor, ...]
     tensors: tuple[Tensor, ...]
-    moments: InputMoments | None = None
+    moments: Scaler | None = None
 
     def size_of(self, value: int) -> int:
         """Return how many numbers a value has."""
@@ -214,7 +174,7 @@ class _Writer:
         self.states: list[StateTensor] = []
         self.tensors: list[Tensor] = []
         self.other_tensors: list[Tensor] = []  # of other types than that of the weights
-        self.moments: InputMoments | None = None
+        self.moments: Scaler | None = None
         self._n_scaled = 0
         self._layers = {id(r): i for i, r in enumerate(recurrent_layers(model))}
         # of what a layer has no parameters for, which may come before all parameters
@@ -334,10 +294,10 @@ class _Writer:
     def write_block(self, module: Any, source: int) -> int:
         layer = self.write(module.layer, self.write(module.layer_norm, source))
         layer = self.write(module.dropout, layer)
-        x = self.add(Sum(source, self.sizes[source], layer))
+        x = self.add(Sum(source, self.sizes[source], other=layer))
         up = self.write(module.up, self.write(module.mlp_norm, x))
         mixed = self.write(module.down, self.add(Gated(up, self.sizes[up] // 2)))
-        return self.add(Sum(x, self.sizes[x], self.write(module.dropout, mixed)))
+        return self.add(Sum(x, self.sizes[x], other=self.write(module.dropout, mixed)))
 
     # -- models of the ready-made estimators -------------------------------------------------------
 
@@ -348,7 +308,7 @@ class _Writer:
         is_first = not self.operations if known is None else _are_equal(known, arrays)
         if source or not is_first:
             raise UnsupportedStep("an InputScale that is not what all inputs go through first")
-        self.moments = InputMoments(*arrays)
+        self.moments = Scaler("standardize", *arrays)
         self._n_scaled += 1
         return 0
 
@@ -367,7 +327,7 @@ class _Writer:
             stop = start + self.sizes[features]
             part = _columns(weight[:, start:stop], weight.dtype)
             product = self.add(Dense(features, len(weight), part, bias))
-            total = product if total < 0 else self.add(Sum(total, len(weight), product))
+            total = product if total < 0 else self.add(Sum(total, len(weight), other=product))
             bias = np.zeros_like(bias)
             start = stop
         if start != weight.shape[1]:
@@ -382,15 +342,15 @@ class _Writer:
         if module.means is not None:
             level = means = self.write(module.means, scaled)
             first = self.sizes[scaled]
-            seen = self.add(Join(scaled, self.sizes[scaled] + self.sizes[means], means))
+            seen = self.add(Join(scaled, self.sizes[scaled] + self.sizes[means], other=means))
         clamped = self.add(Activation(seen, self.sizes[seen], "clamp", LARGEST))
         value = self.write(module.network, self.write(module.noise, clamped))
         added = self.write(module.head, self.write(module.dropout, value))
         n = self.sizes[added]
         gain = np.full(n, module.gain, self._dtype)
         scaled_up = self.add(ScaleShift(added, n, gain, np.zeros_like(gain)))
-        faded = self.add(Fade(scaled_up, n, level, first, self.sizes[scaled], LARGEST + 1))
-        return self.add(Sum(linear, n, faded))
+        faded = self.add(Fade(scaled_up, n, first, self.sizes[scaled], LARGEST + 1, other=level))
+        return self.add(Sum(linear, n, other=faded))
 
     def write_mean(self, module: Any, source: int) -> int:
         values = []
@@ -404,7 +364,7 @@ class _Writer:
         total = values[0]
         n = self.sizes[total]
         for value in values[1:]:
-            total = self.add(Sum(total, n, value))
+            total = self.add(Sum(total, n, other=value))
         share = np.full(n, 1 / len(values), self._dtype)
         return self.add(ScaleShift(total, n, share, np.zeros_like(share)))
 
@@ -430,36 +390,25 @@ class _Writer:
             if layer.trainable_init:
                 trained = self.array(layer.initial_state, str(k))
                 initial = np.array(trained.reshape(shape))
-            self.states.append(StateTensor(index, shape, axis, initial))
+            self.states.append(StateTensor(index, axis, initial))
         return writer(self, inner, source, tuple(range(first, len(self.states))))
 
-    def write_torch_layers(
-        self, module: Any, source: int, states: tuple[int, ...], number: int
-    ) -> int:
-        """Write an ``nn.LSTM``, ``nn.GRU`` or ``nn.RNN``."""
+    def write_torch(self, module: Any, source: int, states: tuple[int, ...], number: int) -> int:
+        """Write an ``nn.LSTM``, ``nn.GRU`` or ``nn.RNN``, or a cell of these."""
         self._check_size(module, source, module.input_size)
-        if module.proj_size or (module.training and module.dropout and module.num_layers > 1):
-            raise UnsupportedStep(f"no operation computes projections, or dropout: {module}")
-        for k in range(module.num_layers):
-            names = [f"weight_ih_l{k}", f"weight_hh_l{k}", f"bias_ih_l{k}", f"bias_hh_l{k}"]
-            weights = [self.array(module, n) for n in names[: 4 if module.bias else 2]]
+        n_layers = getattr(module, "num_layers", 1)
+        if n_layers > 1 and module.training and module.dropout:
+            raise UnsupportedStep(f"no operation computes dropout: {module}")
+        if getattr(module, "proj_size", 0):
+            raise UnsupportedStep(f"no operation computes projections: {module}")
+        if getattr(module, "nonlinearity", "tanh") == "relu":
+            number += 1
+        names = ["weight_ih", "weight_hh", "bias_ih", "bias_hh"][: 4 if module.bias else 2]
+        for k in range(n_layers):
+            layer = f"_l{k}" if isinstance(module, nn.RNNBase) else ""
+            weights = [self.array(module, name + layer) for name in names]
             source = self._add_cell(number, 0.0, source, states, k, weights)
         return source
-
-    def write_torch_cell(
-        self, module: Any, source: int, states: tuple[int, ...], number: int
-    ) -> int:
-        self._check_size(module, source, module.input_size)
-        names = ["weight_ih", "weight_hh", "bias_ih", "bias_hh"]
-        weights = [self.array(module, n) for n in names[: 4 if module.bias else 2]]
-        return self._add_cell(number, 0.0, source, states, 0, weights)
-
-    def write_rnn(self, module: Any, source: int, states: tuple[int, ...]) -> int:
-        number = 3 if module.nonlinearity == "relu" else 2
-        write = self.write_torch_cell
-        if isinstance(module, nn.RNN):
-            write = self.write_torch_layers
-        return write(module, source, states, number)
 
     def write_own_stack(self, module: Any, source: int, states: tuple[int, ...]) -> int:
         if module.training and module.dropout and len(module.cells) > 1:
@@ -505,7 +454,7 @@ class _Writer:
         h = self.add(Diagonal(added, n, pairs.astype(dtype), states=states))
         y = self._add_product(h, _columns(w_out, dtype))
         skipped = self._add_product(source, _columns(skip, dtype))
-        return self.add(Sum(y, module.n_out, skipped))
+        return self.add(Sum(y, module.n_out, other=skipped))
 
     def _add_product(self, source: int, weight: np.ndarray) -> int:
         """Add a product without a bias."""
@@ -553,7 +502,7 @@ class _Writer:
         weights: Sequence[np.ndarray],
     ) -> int:
         """Add a cell with weights of x and h, and with no bias, one, or one for each."""
-        form = CELL_ROWS[number]
+        form = CELLS[number]
         w_x, w_h, *biases = weights
         H = len(w_x) // len(form.of_x)
         bias = np.zeros((form.rows, H), w_x.dtype)
@@ -576,7 +525,7 @@ class _Writer:
         return self.add(operation)
 
 
-def _are_equal(moments: InputMoments, arrays: Sequence[np.ndarray]) -> bool:
+def _are_equal(moments: Scaler, arrays: Sequence[np.ndarray]) -> bool:
     mean, scale = arrays
     return np.array_equal(moments.mean, mean) and np.array_equal(moments.scale, scale)
 
@@ -655,12 +604,9 @@ _WRITERS: dict[type, _Write] = {
 }
 _OWN_CELLS = (FLSTMCell, SGRUCell, MGUCell, SMGUCell, HFGRUCell)
 _CELL_WRITERS: dict[type, _CellWrite] = {
-    nn.LSTM: partial(_Writer.write_torch_layers, number=0),
-    nn.GRU: partial(_Writer.write_torch_layers, number=1),
-    nn.LSTMCell: partial(_Writer.write_torch_cell, number=0),
-    nn.GRUCell: partial(_Writer.write_torch_cell, number=1),
-    nn.RNN: _Writer.write_rnn,
-    nn.RNNCell: _Writer.write_rnn,
+    **dict.fromkeys((nn.LSTM, nn.LSTMCell), partial(_Writer.write_torch, number=0)),
+    **dict.fromkeys((nn.GRU, nn.GRUCell), partial(_Writer.write_torch, number=1)),
+    **dict.fromkeys((nn.RNN, nn.RNNCell), partial(_Writer.write_torch, number=2)),
     CellStack: _Writer.write_own_stack,
     **dict.fromkeys(_OWN_CELLS, _Writer.write_own_cell),
     _MinGRU: _Writer.write_input_gated,

@@ -1,6 +1,7 @@
 """The training loop, its hooks and triggers, trainers and tasks, datasets, checkpoints."""
 
 from fluxutils_py.reporting.tables import history_table
+from fluxutils_py.training.batch_step import BatchStep
 from fluxutils_py.training.checkpointer import Checkpointer
 from fluxutils_py.training.dataset import Batch, Map, ReadAhead, Take
 from fluxutils_py.training.hooks import StopTraining
@@ -13,6 +14,7 @@ from fluxutils_py.training.triggers import EveryNSeconds, EveryNSteps, NTimes, T
 
 __all__ = [
     "Batch",
+    "BatchStep",
     "Checkpointer",
     "EveryNSeconds",
     "EveryNSteps",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,93 +19,22 @@ from fluxutils_py.validation import check_integer
 
 __all__ = ["Dataset"]
 
+Pass = Iterator[Minibatch]
 
-@runtime_checkable
-class Dataset(Protocol):
-    """Protocol of the data of a :class:`Loop` and a :class:`Trainer`: an iteration is one pass of
-    :class:`Minibatch`.
 
-    Optional methods: ``__len__``, the number of batches in a pass. To resume in the middle of a
-    pass: ``skip(n)``, an iterator over a pass without its first ``n`` batches, and ``state_dict``
-    and ``load_state_dict``, which restore the order of the pass. Source: ``Dataset`` of gomlx
-    ``train``.
+class Dataset:
+    """Passes over the batches of any iterable: an iteration is one pass of :class:`Minibatch`.
+
+    An object of yours with ``name``, ``kind``, ``reset()`` and iteration is a dataset as well.
+    ``__len__`` is the number of batches in a pass. To resume in the middle of a pass it may have
+    ``skip(n)``, an iterator over a pass without its first ``n`` batches, and ``state_dict`` and
+    ``load_state_dict``, which restore the order of the pass. This class stores torch's default
+    generator and ``data.generator`` for that.
+
+    Source: ``Dataset`` of gomlx ``train``.
     """
 
-    name: str
-    kind: Any
-
-    def __iter__(self) -> Iterator[Minibatch]: ...
-
-    def reset(self) -> None:
-        """Start again at the first batch. The loop calls this after every epoch."""
-
-
-def as_dataset(data: object, name: str | None = None, kind: object = None) -> Dataset:
-    """Return ``data`` as a :class:`Dataset`, unchanged if it is one.
-
-    Parameters
-    ----------
-    data : iterable
-        Items that :func:`as_minibatch` takes: a list, a ``torch.utils.data.DataLoader``,
-        ``TensorBatches``.
-    name : str, optional
-        By default the name of its class.
-    kind : hashable, optional
-        Kind of the batches that have none.
-    """
-    if isinstance(data, Dataset):
-        return data
-    return _IterableDataset(data, name or type(data).__name__, kind)
-
-
-def n_batches(n: int, batchsize: int, drop_last: bool) -> int:
-    """Return into how many batches ``n`` examples divide, with or without a smaller last one."""
-    return n // batchsize if drop_last else -(-n // batchsize)  # rounded up
-
-
-def join_tensors(
-    items: Sequence[tuple[Any, ...]], join: Callable[[list[Tensor]], Tensor]
-) -> tuple[Tensor, ...]:
-    """Join the tensors that several batches have at the same place."""
-    columns = zip(*items, strict=True)
-    return tuple(join([torch.as_tensor(v) for v in column]) for column in columns)
-
-
-class _DerivedDataset:
-    """Base class of datasets that wrap another dataset."""
-
-    def __init__(self, source: object, name: str | None = None) -> None:
-        self.source = as_dataset(source)
-        self.name = name or self.source.name
-        self.kind = self.source.kind
-
-    def __len__(self) -> int:
-        return len(self.source)  # type: ignore[arg-type]  # a TypeError, if it has none, is right
-
-    def __iter__(self) -> Iterator[Minibatch]:
-        return self.skip(0)
-
-    def skip(self, n: int) -> Iterator[Minibatch]:
-        """Return an iterator over one pass without its first ``n`` batches."""
-        raise NotImplementedError
-
-    def reset(self) -> None:
-        self.source.reset()
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.source.state_dict() if hasattr(self.source, "state_dict") else {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        if hasattr(self.source, "load_state_dict"):  # a list, for example, has no state
-            self.source.load_state_dict(state)
-
-
-class _IterableDataset:
-    """Dataset over any iterable. To repeat a pass, it stores torch's default generator and
-    ``data.generator``.
-    """
-
-    def __init__(self, data: object, name: str, kind: object) -> None:
+    def __init__(self, data: object, name: str, kind: object = None) -> None:
         if not isinstance(data, Iterable):
             raise TypeError(f"a dataset must be iterable, got {type(data).__name__}")
         self.data: Any = data
@@ -117,10 +46,11 @@ class _IterableDataset:
     def __len__(self) -> int:
         return len(self.data)
 
-    def __iter__(self) -> Iterator[Minibatch]:
+    def __iter__(self) -> Pass:
         return self.skip(0)
 
-    def skip(self, n: int) -> Iterator[Minibatch]:
+    def skip(self, n: int) -> Pass:
+        """Return an iterator over one pass without its first ``n`` batches."""
         if self._spent:
             raise DataError(
                 f"dataset {self.name!r} is a {type(self.data).__name__}, which can be iterated "
@@ -138,17 +68,16 @@ class _IterableDataset:
                     set_generator_state(g, self._began[name])
             self._began = {name: get_generator_state(g) for name, g in generators.items()}
             rest = iterate_from(self.data, n)
-        return self._minibatches(rest)
+        return map(self._as_minibatch, rest)
 
-    def _minibatches(self, rest: Iterator[Any]) -> Iterator[Minibatch]:
-        for item in rest:
-            batch = as_minibatch(item)
-            if batch.kind is None and self.kind is not None:
-                batch = replace(batch, kind=self.kind)
-            yield batch
+    def _as_minibatch(self, item: object) -> Minibatch:
+        batch = as_minibatch(item)
+        if batch.kind is None and self.kind is not None:
+            batch = replace(batch, kind=self.kind)
+        return batch
 
     def reset(self) -> None:
-        """Do nothing: each pass starts at the first batch."""
+        """Start again at the first batch: nothing to do, as each pass does."""
 
     def state_dict(self) -> dict[str, Any]:
         generator = getattr(self.data, "generator", None)
@@ -168,30 +97,91 @@ class _IterableDataset:
             self.data.load_state_dict(state["data"])
 
 
-class Take(_DerivedDataset):
-    """The first ``n`` batches of each pass over another dataset, which may be infinite.
+def as_dataset(data: Any, name: str | None = None, kind: object = None) -> Any:
+    """Return ``data`` as a :class:`Dataset`, unchanged if it is one.
+
+    Parameters
+    ----------
+    data : iterable
+        Items that :func:`as_minibatch` takes: a list, a ``torch.utils.data.DataLoader``,
+        ``TensorBatches``.
+    name : str, optional
+        By default the name of its class.
+    kind : hashable, optional
+        Kind of the batches that have none.
+    """
+    if all(hasattr(data, part) for part in ("name", "kind", "reset", "__iter__")):
+        return data
+    return Dataset(data, name or type(data).__name__, kind)
+
+
+class _PassThrough(Dataset):
+    """Another dataset, each pass of which goes through a function: ``through(rest, n)`` gets the
+    source's pass from item ``n * size`` on.
+    """
+
+    def __init__(
+        self,
+        source: object,
+        through: Callable[[Iterator[Any], int], Pass],
+        name: str | None,
+        *,
+        size: int = 1,
+        length: Callable[[], int] | None = None,
+    ) -> None:
+        data = as_dataset(source)
+        super().__init__(data, name or data.name, data.kind)
+        self._through = through
+        self._size = size
+        self._length = length
+
+    def __len__(self) -> int:
+        return len(self.data) if self._length is None else self._length()
+
+    def skip(self, n: int) -> Pass:
+        return self._through(iterate_from(self.data, n * self._size), n)
+
+    def reset(self) -> None:
+        self.data.reset()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.data.state_dict() if hasattr(self.data, "state_dict") else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if hasattr(self.data, "load_state_dict"):  # a user's own may have no state
+            self.data.load_state_dict(state)
+
+
+def Take(source: object, n: int, name: str | None = None) -> Dataset:
+    """Return the first ``n`` batches of each pass over another dataset, which may be infinite.
 
     Examples
     --------
     >>> [batch.inputs for batch in Take(range(100), 3)]
     [(0,), (1,), (2,)]
     """
+    check_integer("n", n, 0)
 
-    def __init__(self, source: object, n: int, name: str | None = None) -> None:
-        super().__init__(source, name)
-        self.n = check_integer("n", n, 0)
+    def through(rest: Pass, skipped: int) -> Pass:
+        return islice(rest, max(n - skipped, 0))
 
-    def __len__(self) -> int:
-        length = known_length(self.source)
-        return self.n if length is None else min(self.n, length)
+    def length() -> int:
+        known = known_length(source)
+        return n if known is None else min(n, known)
 
-    def skip(self, n: int) -> Iterator[Minibatch]:
-        return islice(iterate_from(self.source, n), max(self.n - n, 0))
+    return _PassThrough(source, through, name, length=length)
 
 
-class Map(_DerivedDataset):
-    """Dataset with ``fn`` applied to each batch of another; ``fn`` returns a :class:`Minibatch` or
-    its parts.
+def Map(
+    source: object,
+    fn: Callable[[Minibatch], Any],
+    *,
+    workers: int = 0,
+    ordered: bool = True,
+    name: str | None = None,
+) -> Dataset:
+    """Return a dataset with ``fn`` applied to each batch of another; ``fn`` returns a
+    :class:`Minibatch` or its parts.
 
     With ``workers`` above 0, ``fn`` runs ahead in that many threads; the order of the batches stays
     the same. With ``ordered=False`` a batch comes as soon as it is ready; such a pass cannot be
@@ -202,46 +192,42 @@ class Map(_DerivedDataset):
     >>> [batch.inputs for batch in Map([1, 2], lambda batch: 10 * batch.inputs[0])]
     [(10,), (20,)]
     """
+    check_integer("workers", workers, 0)
 
-    def __init__(
-        self,
-        source: object,
-        fn: Callable[[Minibatch], Any],
-        *,
-        workers: int = 0,
-        ordered: bool = True,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(source, name)
-        self.fn = fn
-        self.workers = check_integer("workers", workers, 0)
-        self.ordered = ordered
+    def apply(batch: Minibatch) -> Minibatch:
+        return as_minibatch(fn(batch), batch.kind)
 
-    def skip(self, n: int) -> Iterator[Minibatch]:
-        if n and self.workers and not self.ordered:
-            raise DataError(
-                f"dataset {self.name!r} yields batches as they become ready: which {n} were seen "
-                "before is unknown; set ordered=True to resume a pass"
-            )
-        return self._mapped(n)  # not a generator itself: the error comes at the call
-
-    def _mapped(self, n: int) -> Iterator[Minibatch]:
-        rest = iterate_from(self.source, n)
-        if not self.workers:
-            yield from map(self._apply_fn, rest)
-            return
-        n_ahead = 2 * self.workers  # a slow batch then does not leave the others idle
+    def ahead(rest: Pass) -> Pass:
+        n_ahead = 2 * workers  # a slow batch then does not leave the others idle
         with BackgroundDataLoader.map(
-            self._apply_fn, rest, n=n_ahead, workers=self.workers, ordered=self.ordered
-        ) as ahead:
-            yield from ahead
+            apply, rest, n=n_ahead, workers=workers, ordered=ordered
+        ) as loader:
+            yield from loader
 
-    def _apply_fn(self, batch: Minibatch) -> Minibatch:
-        return as_minibatch(self.fn(batch), batch.kind)
+    def through(rest: Pass, skipped: int) -> Pass:
+        if not workers:
+            return map(apply, rest)
+        if skipped and not ordered:
+            raise DataError(
+                f"dataset {mapped.name!r} yields batches as they become ready: which {skipped} "
+                "were seen before is unknown; set ordered=True to resume a pass"
+            )
+        return ahead(rest)
+
+    mapped = _PassThrough(source, through, name)
+    return mapped
 
 
-class Batch(_DerivedDataset):
-    """Dataset of batches of ``batchsize`` items of another, whose items are single examples.
+def Batch(
+    source: object,
+    batchsize: int,
+    *,
+    stack: bool = True,
+    drop_last: bool = False,
+    name: str | None = None,
+) -> Dataset:
+    """Return a dataset of batches of ``batchsize`` items of another, whose items are single
+    examples.
 
     Parameters
     ----------
@@ -269,64 +255,68 @@ class Batch(_DerivedDataset):
     >>> [batch.y.tolist() for batch in Batch(examples, 2)]
     [[0, 1], [2, 3], [4]]
     """
+    check_integer("batchsize", batchsize, 1)
+    join = torch.stack if stack else torch.cat
 
-    def __init__(
-        self,
-        source: object,
-        batchsize: int,
-        *,
-        stack: bool = True,
-        drop_last: bool = False,
-        name: str | None = None,
-    ) -> None:
-        super().__init__(source, name)
-        self.batchsize = check_integer("batchsize", batchsize, 1)
-        self.stack = stack
-        self.drop_last = drop_last
+    def through(rest: Pass, skipped: int) -> Pass:
+        while items := list(islice(rest, batchsize)):
+            if len(items) == batchsize or not drop_last:
+                yield join_batches(items, join, batches.name)
 
-    def __len__(self) -> int:
-        return n_batches(super().__len__(), self.batchsize, self.drop_last)
+    def length() -> int:
+        return n_batches(len(batches.data), batchsize, drop_last)
 
-    def skip(self, n: int) -> Iterator[Minibatch]:
-        rest = iterate_from(self.source, n * self.batchsize)  # the source counts examples
-        while items := list(islice(rest, self.batchsize)):
-            if len(items) == self.batchsize or not self.drop_last:
-                yield self._joined(items)
-
-    def _joined(self, items: list[Minibatch]) -> Minibatch:
-        first = items[0]
-        if any(item.weight is not None or item.kind != first.kind for item in items):
-            raise DataError(
-                f"items of dataset {self.name!r} must be of one kind and without weights to make a "
-                "batch"
-            )
-        join = torch.stack if self.stack else torch.cat
-        inputs = join_tensors([item.inputs for item in items], join)
-        labels = join_tensors([item.labels for item in items], join)
-        return replace(first, inputs=inputs, labels=labels)
+    batches = _PassThrough(source, through, name, size=batchsize, length=length)
+    return batches
 
 
-class ReadAhead(_DerivedDataset):
-    """Dataset that reads another in a background thread, up to ``n`` batches ahead; on a device, if
-    you name one.
+def ReadAhead(
+    source: object,
+    n: int = 1,
+    name: str | None = None,
+    *,
+    device: str | torch.device | None = None,
+) -> Dataset:
+    """Return a dataset that reads another in a background thread, up to ``n`` batches ahead; on a
+    device, if you name one.
     """
+    check_integer("n", n, 1)
 
-    def __init__(
-        self,
-        source: object,
-        n: int = 1,
-        name: str | None = None,
-        *,
-        device: str | torch.device | None = None,
-    ) -> None:
-        super().__init__(source, name)
-        self.n = check_integer("n", n, 1)
-        self.device = device
-
-    def skip(self, n: int) -> Iterator[Minibatch]:
-        rest = iterate_from(self.source, n)
-        if self.device is not None:
-            rest = (batch.to(self.device) for batch in rest)
+    def through(rest: Pass, skipped: int) -> Pass:
+        if device is not None:
+            rest = (batch.to(device) for batch in rest)
         # One worker: an iterator cannot be shared, and the order stays.
-        with BackgroundDataLoader(lambda: next(rest), self.n, workers=1) as ahead:
+        with BackgroundDataLoader(lambda: next(rest), n, workers=1) as ahead:
             yield from ahead
+
+    return _PassThrough(source, through, name)
+
+
+def n_batches(n: int, batchsize: int, drop_last: bool) -> int:
+    """Return into how many batches ``n`` examples divide, with or without a smaller last one."""
+    return n // batchsize if drop_last else -(-n // batchsize)  # rounded up
+
+
+def join_batches(
+    items: Sequence[Minibatch], join: Callable[[list[Tensor]], Tensor], name: str
+) -> Minibatch:
+    """Join batches of the dataset ``name`` to one, tensor by tensor.
+
+    Raises
+    ------
+    DataError
+        If there are none, or they have weights or differ in their kind.
+    """
+    kinds_differ = any(item.kind != items[0].kind for item in items)
+    if not items or kinds_differ or any(item.weight is not None for item in items):
+        raise DataError(
+            f"dataset {name!r} must have batches of one kind, without weights, to be joined; got "
+            f"{len(items)}"
+        )
+
+    def joined(parts: list[tuple[Any, ...]]) -> tuple[Tensor, ...]:
+        columns = zip(*parts, strict=True)
+        return tuple(join([torch.as_tensor(v) for v in column]) for column in columns)
+
+    inputs = joined([item.inputs for item in items])
+    return replace(items[0], inputs=inputs, labels=joined([item.labels for item in items]))

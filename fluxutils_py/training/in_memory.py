@@ -1,8 +1,8 @@
-"""Datasets in memory, and the mean and standard deviation of a dataset."""
+"""Datasets in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, count, islice
 from typing import Any
 
@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fluxutils_py.errors import DataError, ShapeError
-from fluxutils_py.training.dataset import as_dataset, join_tensors, n_batches
+from fluxutils_py.errors import ShapeError
+from fluxutils_py.training.dataset import as_dataset, join_batches, n_batches
 from fluxutils_py.training.generator_state import (
     get_generator_state,
     set_generator_state,
@@ -115,19 +115,11 @@ class InMemory:
         data = as_dataset(dataset)
         batches = list(data)
         data.reset()  # the pass is over, for whoever reads it next
-        kinds_differ = any(batch.kind != batches[0].kind for batch in batches)
-        if not batches or kinds_differ or any(batch.weight is not None for batch in batches):
-            raise DataError(
-                f"dataset {data.name!r} must have batches of one kind, without weights, to be kept "
-                f"in memory; it has {len(batches)} batches"
-            )
-        join = torch.cat if batched else torch.stack
-        inputs = join_tensors([batch.inputs for batch in batches], join)
-        labels = join_tensors([batch.labels for batch in batches], join)
+        joined = join_batches(batches, torch.cat if batched else torch.stack, data.name)
         # what the caller gives comes first
-        settings.setdefault("kind", batches[0].kind)
+        settings.setdefault("kind", joined.kind)
         settings.setdefault("name", data.name)
-        return cls(inputs, labels, **settings)
+        return cls(joined.inputs, joined.labels, **settings)
 
     def _per_pass(self) -> int:
         return n_batches(self.n, self.batchsize, self.drop_last)
@@ -179,60 +171,3 @@ class InMemory:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         set_generator_state(self.rng, state["rng"])
         self._began = state["began"]
-
-
-def normalization(
-    dataset: Iterable[Any], index: int = 0, independent_axes: Sequence[int] = (-1,)
-) -> tuple[Tensor, Tensor]:
-    """Return the mean and standard deviation of each feature of an input over a finite dataset.
-
-    Parameters
-    ----------
-    dataset : iterable of batches
-        Anything that ``as_dataset`` takes; it is read once.
-    index : int
-        Index of the input.
-    independent_axes : sequence of int
-        Axes that have a separate mean at each place: by default the last, of features. ``()``:
-        one mean for all.
-
-    Returns
-    -------
-    mean, std : Tensor, float64
-        Of the sizes of the independent axes, in the order of the axes. The standard deviation of a
-        constant feature is set to 1, so you can divide by it.
-
-    Notes
-    -----
-    Source: ``Normalization`` of gomlx ``data``, which keeps the other axes with size 1, and a
-    deviation of 0.
-
-    Examples
-    --------
-    >>> normalization(InMemory(torch.tensor([[1.0, 5.0], [3.0, 5.0]]), batchsize=1))
-    (tensor([2., 5.], dtype=torch.float64), tensor([1., 1.], dtype=torch.float64))
-    """
-    data = as_dataset(dataset)
-    n = 0
-    mean = torch.zeros(())
-    square = torch.zeros(())
-    for batch in data:
-        # sums in float32 would lose digits over many examples
-        x = torch.as_tensor(batch.inputs[index]).double()
-        # the range counts negative axes from the end, and refuses those that are not there
-        kept = sorted(range(x.dim())[axis] for axis in independent_axes)
-        sizes = [x.shape[axis] for axis in kept]
-        last = list(range(-len(kept), 0))
-        x = x.movedim(kept, last).reshape(-1, *sizes)
-        n += len(x)
-        # Chan et al. (1979) merge the moments of parts without cancellation.
-        delta = x.mean(0) - mean
-        mean = mean + delta * len(x) / n
-        within = (x - x.mean(0)).square().sum(0)
-        between = delta.square() * len(x) * (n - len(x)) / n
-        square = square + within + between
-    data.reset()
-    if not n:
-        raise DataError(f"dataset {data.name!r} has no batches: there is no mean")
-    std = (square / n).sqrt()
-    return mean, torch.where(std > 0, std, 1.0)

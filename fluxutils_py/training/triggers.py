@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import copy
 import math
-import operator
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Container, Iterable, Sequence
+from typing import Any
 
 from fluxutils_py.validation import check_integer
 
 Clock = Callable[[], float]
-
-
-class SomeLoop(Protocol):
-    """What triggers read of a :class:`Loop`; most need only ``step``."""
-
-    step: int
-    start_step: int
-    record: dict[str, Any]
 
 
 class Trigger:
@@ -54,15 +45,15 @@ class Trigger:
     counters: frozenset[str] = frozenset(("count", "start_step", "seen", "origin"))  # no settings
     _memory: Sequence[str] = ()
 
-    def fires(self, loop: SomeLoop) -> bool:
+    def fires(self, loop: Any) -> bool:
         """Return whether the hook acts now. Call it exactly once after each step."""
         return self._due(loop)
 
-    def check(self, loop: SomeLoop) -> bool:
+    def check(self, loop: Any) -> bool:
         """Alias of :meth:`fires`, as in bobbin."""
         return self.fires(loop)
 
-    def acted(self, loop: SomeLoop) -> None:
+    def acted(self, loop: Any) -> None:
         """Note that the action has finished; the loop calls this after the action, even if it
         failed.
         """
@@ -71,7 +62,7 @@ class Trigger:
         """Return a copy that counts independently."""
         return copy.copy(self)
 
-    def _due(self, loop: SomeLoop) -> bool:
+    def _due(self, loop: Any) -> bool:
         raise NotImplementedError(f"{type(self).__name__} does not define _due(loop)")
 
     def __or__(self, other: Trigger) -> Trigger:
@@ -109,12 +100,12 @@ class OrTrigger(Trigger):
         self.at_end = any(t.at_end for t in triggers)
         self.by_clock = any(t.by_clock for t in triggers)
 
-    def fires(self, loop: SomeLoop) -> bool:
+    def fires(self, loop: Any) -> bool:
         # All of them, not up to the first that fires: each counts its own steps.
         self._firing = [t for t in self.triggers if t.fires(loop)]
         return bool(self._firing)
 
-    def acted(self, loop: SomeLoop) -> None:
+    def acted(self, loop: Any) -> None:
         for t in self._firing:
             t.acted(loop)
 
@@ -151,56 +142,56 @@ class EveryNSteps(Trigger):
         self.relative = relative
         self.origin: int | None = None if relative else 0
 
-    def _due(self, loop: SomeLoop) -> bool:
+    def _due(self, loop: Any) -> bool:
+        if self.event == "epoch":
+            return loop.record["epoch"] % self.n == 0
         if self.origin is None:
             self.origin = loop.step - 1
         return (loop.step - self.origin) % self.n == 0
 
 
-class EveryNEpochs(Trigger):
-    """Fire after every ``n``-th epoch, counted from the start of training."""
-
-    event = "epoch"
-
-    def __init__(self, n: int) -> None:
-        self.n = check_integer("n", n, 1)
-
-    def _due(self, loop: SomeLoop) -> bool:
-        return loop.record["epoch"] % self.n == 0
+def EveryNEpochs(n: int) -> Trigger:
+    """Return a trigger that fires after every ``n``-th epoch, from the start of training."""
+    trigger = EveryNSteps(n)
+    trigger.event = "epoch"
+    return trigger
 
 
 class AtSteps(Trigger):
-    """Fire after the given steps: ``AtSteps(10)``, ``AtSteps(10, 20)`` or ``AtSteps((10, 20))``."""
-
-    def __init__(self, *steps: int | Iterable[int]) -> None:
-        flat: list[int] = []
-        for argument in steps:
-            flat += argument if isinstance(argument, Iterable) else [argument]
-        self.steps = frozenset(check_integer("a step", n, 0) for n in flat)
-
-    def _due(self, loop: SomeLoop) -> bool:
-        return loop.step in self.steps
-
-
-class AtFirstNSteps(Trigger):
-    """Fire after each of the first ``n`` steps, step ``n`` included.
+    """Fire after the given steps: ``AtSteps(10)``, ``AtSteps(10, 20)``, ``AtSteps((10, 20))`` or
+    ``AtSteps(range(10, 20))``.
 
     Parameters
     ----------
-    n : int
+    *steps : int or iterable of int
     of_process : bool
-        Count the steps of this process instead of all steps of training: after an interruption the
-        trigger fires ``n`` times again (bobbin: ``n - 1`` times).
+        Count the steps of this process instead of all steps of training.
     """
 
-    def __init__(self, n: int, of_process: bool = False) -> None:
-        self.n = check_integer("n", n, 0)
+    def __init__(self, *steps: int | Iterable[int], of_process: bool = False) -> None:
+        flat: list[int] = []
+        for argument in steps:
+            flat += argument if isinstance(argument, Iterable) else [argument]
+        self.steps: Container[int] = frozenset(check_integer("a step", n, 0) for n in flat)
+        self.last = max(flat, default=0)  # a setting that ranks compare
         self.of_process = of_process
         self.seen = 0
 
-    def _due(self, loop: SomeLoop) -> bool:
+    def _due(self, loop: Any) -> bool:
         self.seen += 1
-        return (self.seen if self.of_process else loop.step) <= self.n
+        return (self.seen if self.of_process else loop.step) in self.steps
+
+
+def AtFirstNSteps(n: int, of_process: bool = False) -> Trigger:
+    """Return a trigger that fires after each of the first ``n`` steps, step ``n`` included.
+
+    With ``of_process``, those of this process: after an interruption it fires ``n`` times again
+    (bobbin: ``n - 1`` times).
+    """
+    trigger = AtSteps(of_process=of_process)
+    trigger.last = check_integer("n", n, 0)
+    trigger.steps = range(n + 1)
+    return trigger
 
 
 class NTimes(Trigger):
@@ -224,7 +215,7 @@ class NTimes(Trigger):
         self.count = 0
         self.start_step = -1
 
-    def _due(self, loop: SomeLoop) -> bool:
+    def _due(self, loop: Any) -> bool:
         end_step = getattr(loop, "end_step", None)
         if end_step is None or end_step <= loop.start_step:
             return False
@@ -283,7 +274,7 @@ class Exponential(Trigger):
             raise ValueError(f"factor must be at least 1, got {factor!r}")
         self._next = self._distance = self.start
 
-    def _due(self, loop: SomeLoop) -> bool:
+    def _due(self, loop: Any) -> bool:
         if loop.step - 1 < self._next - self._distance:  # the loop restored an earlier step
             self._next = self._distance = self.start
         while self._next < loop.step - 1:
@@ -309,6 +300,8 @@ class EveryNSeconds(Trigger):
         Also act after the last step of each run.
     fire_at_zero : bool
         Also fire after the first step.
+    from_start : bool
+        As in bobbin: count from the start of the last action, and fire after more than ``seconds``.
     clock : callable
         Returns the time in seconds.
 
@@ -318,8 +311,6 @@ class EveryNSeconds(Trigger):
     """
 
     by_clock = True
-    # Exactly ``seconds`` is enough here, and not for bobbin's trigger below.
-    _reached = staticmethod(operator.ge)
 
     def __init__(
         self,
@@ -327,28 +318,32 @@ class EveryNSeconds(Trigger):
         at_end: bool = False,
         fire_at_zero: bool = False,
         *,
+        from_start: bool = False,
         clock: Clock = time.monotonic,
     ) -> None:
         self.seconds = float(seconds)
         self.at_end = at_end
         self.fire_at_zero = fire_at_zero
+        self.from_start = from_start
         self.clock = clock
         if not self.seconds >= 0:
             raise ValueError(f"the time must be a number of seconds, 0 or more, got {seconds!r}")
         self._since: float | None = None
 
-    def _due(self, loop: SomeLoop) -> bool:
+    def _due(self, loop: Any) -> bool:
         now = self.clock()
         if self._since is None:  # the first step
             self._since = now
             return self.fire_at_zero
-        due = self._reached(now - self._since, self.seconds)
+        elapsed = now - self._since
+        due = elapsed > self.seconds if self.from_start else elapsed >= self.seconds
         if due:
             self._since = now
         return due
 
-    def acted(self, loop: SomeLoop) -> None:
-        self._since = self.clock()
+    def acted(self, loop: Any) -> None:
+        if not self.from_start:
+            self._since = self.clock()
 
     def state_dict(self) -> dict[str, Any]:
         elapsed = None if self._since is None else self.clock() - self._since
@@ -359,26 +354,13 @@ class EveryNSeconds(Trigger):
         self._since = None if elapsed is None else self.clock() - elapsed
 
 
-class ForEachTSeconds(EveryNSeconds):
-    """:class:`EveryNSeconds` as in bobbin: count from the start of the last action, and fire after
-    more than that.
-    """
-
-    _reached = staticmethod(operator.gt)
-
-    def __init__(
-        self, seconds: float, fire_at_zero: bool = True, *, clock: Clock = time.monotonic
-    ) -> None:
-        super().__init__(seconds, fire_at_zero=fire_at_zero, clock=clock)
-
-    def acted(self, loop: SomeLoop) -> None:
-        pass
+def ForEachTSeconds(
+    seconds: float, fire_at_zero: bool = True, *, clock: Clock = time.monotonic
+) -> EveryNSeconds:
+    """Return :class:`EveryNSeconds` as in bobbin: it counts from the start of the last action."""
+    return EveryNSeconds(seconds, fire_at_zero=fire_at_zero, from_start=True, clock=clock)
 
 
-# bobbin's name, and the one of 0.2.0
+# bobbin's names
 ForEachNSteps = EveryNSteps
-AnyOf = OrTrigger
-
-
-class AtNthStep(AtSteps):
-    """Fire after the given steps: ``AtNthStep(10)`` or ``AtNthStep((10, 20))``."""
+AtNthStep = AtSteps

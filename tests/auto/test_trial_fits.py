@@ -5,7 +5,7 @@ import pytest
 
 from fluxutils_py import SequenceRegressor
 from fluxutils_py.estimator import fitting
-from fluxutils_py.estimator.fitting import FitLoop
+from fluxutils_py.estimator.fit_loop import FitLoop
 
 X = np.random.default_rng(0).normal(size=(2, 10, 40))  # (F, N, T)
 Y = X[:1].cumsum(2)

@@ -90,7 +90,7 @@ def test_they_are_shown_and_written_and_saved():
     written = []
 
     class Writer:
-        def add_scalar(self, *args):
+        def scalar(self, *args):
             written.append(args)
 
     class State:

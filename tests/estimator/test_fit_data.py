@@ -3,7 +3,7 @@
 import numpy as np
 
 from fluxutils_py.auto import trial_fits
-from fluxutils_py.estimator.fitting import FitLoop
+from fluxutils_py.estimator.fit_loop import FitLoop
 from tests.plain_networks import plain_regressor
 
 X = np.random.default_rng(0).normal(size=(2, 6, 9))

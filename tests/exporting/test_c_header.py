@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fluxutils_py.exporting.c_header import CHeader, Description, Transform, _Room
+from fluxutils_py.exporting.c_header import CHeader, Description, _Room
 from fluxutils_py.nn import (
     FLSTM,
     GRU,
@@ -22,6 +22,7 @@ from fluxutils_py.nn import (
     SequenceStack,
     native_kernels,
 )
+from fluxutils_py.steps.operations import Scaler
 from fluxutils_py.steps.step_program import program_of
 from tests.exporting.c_programs import run_steps
 
@@ -108,13 +109,13 @@ def test_activations(target, tmp_path, rng):
 @pytest.mark.slow
 def test_transforms(tmp_path, rng):
     before = [
-        Transform("log1p"),
-        Transform("winsorize", (np.zeros(3), np.full(3, 2.0), np.full(3, 0.7), np.full(3, 0.3))),
-        Transform("standardize", (np.array([1, 2, 3.0]), np.array([1, 2, 4.0]))),
+        Scaler("log1p"),
+        Scaler("winsorize", np.full(3, 0.7), np.full(3, 0.3), np.zeros(3), np.full(3, 2.0)),
+        Scaler("standardize", np.array([1, 2, 3.0]), np.array([1, 2, 4.0])),
     ]
     after = [
-        Transform("unstandardize", (np.array([1e7, -1e7]), np.array([2.0, 3]))),
-        Transform("absolute"),
+        Scaler("unstandardize", np.array([1e7, -1e7]), np.array([2.0, 3])),
+        Scaler("absolute"),
     ]
     model = made(nn.Linear(3, 2))
     text = header(model, before, after, Description("a model", is_wide=True))

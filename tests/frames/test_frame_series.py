@@ -12,7 +12,7 @@ import pytest
 
 from fluxutils_py import SequenceClassifier, SequenceRegressor, from_frame
 from fluxutils_py.errors import DataError, ShapeError, SpecError
-from fluxutils_py.frames import frame_rows
+from fluxutils_py.frames import panel
 
 
 def long_frame(lengths=(7, 4, 11), gaps=(), seed=0):
@@ -343,6 +343,19 @@ def test_what_cannot_be_used_is_named(h5, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("roles", "message"),
+    [
+        ({"id_col": "town", "time_col": "town"}, "id_col and time_col are both 'town'"),
+        ({"time_col": "at", "x": ["at"]}, "x names 'at', which is time_col"),
+        ({"id_col": "town", "y": ["load", "load"]}, "y names 'load' twice"),
+    ],
+)
+def test_a_column_has_one_role(roles, message):
+    with pytest.raises(SpecError, match=message):
+        from_frame(long_frame(), **roles)
+
+
 def test_predictions_of_other_series_are_refused():
     series = from_frame(long_frame((5, 6)), "town", "at", x="wind", y="load")
     for wrong in (np.zeros((1, 2, 5)), [np.zeros((1, 5))], np.zeros(3)):
@@ -357,7 +370,7 @@ def test_predictions_of_other_series_are_refused():
 @pytest.mark.slow
 @pytest.mark.parametrize("lengths", [(23, 23, 23), (23, 9, 14)])
 def test_parquet_becomes_a_mapped_file_part_by_part(lengths, tmp_path, monkeypatch):
-    monkeypatch.setattr(frame_rows, "PART_ROWS", 5)
+    monkeypatch.setattr(panel, "PART_ROWS", 5)
     df = long_frame(lengths, gaps=[(1, 4)])
     given = to_library(df, "parquet", tmp_path)
     series = from_frame(
@@ -386,7 +399,7 @@ def test_parquet_becomes_a_mapped_file_part_by_part(lengths, tmp_path, monkeypat
 
 
 def test_a_row_that_comes_twice_in_different_parts_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(frame_rows, "PART_ROWS", 4)
+    monkeypatch.setattr(panel, "PART_ROWS", 4)
     df = long_frame((9,)).sort_values("at")
     given = to_library(pd.concat([df, df[:1]]), "parquet", tmp_path)
     with pytest.raises(DataError, match=r"row \d of df\[\d:\] .*'b0' at 2024-03-01T00"):
@@ -396,7 +409,7 @@ def test_a_row_that_comes_twice_in_different_parts_is_refused(tmp_path, monkeypa
 
 @pytest.mark.slow
 def test_one_target_per_series_of_a_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(frame_rows, "PART_ROWS", 4)
+    monkeypatch.setattr(panel, "PART_ROWS", 4)
     df = long_frame((6, 7))
     df["cost"] = df["town"].map({"b0": 1.5, "b1": 2.5})
     given = to_library(df, "parquet", tmp_path)
@@ -412,7 +425,7 @@ def test_memory_stays_bounded_where_the_file_is_large(tmp_path, monkeypatch):
     rng = np.random.default_rng(0)
     table = pa.table({"t": np.arange(n), **{f"c{i}": rng.random(n) for i in range(8)}})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=10_000)
-    monkeypatch.setattr(frame_rows, "PART_ROWS", 10_000)
+    monkeypatch.setattr(panel, "PART_ROWS", 10_000)
     tracemalloc.start()
     columns = [f"c{i}" for i in range(8)]
     series = from_frame(tmp_path / "a.parquet", None, "t", x=columns, h5=tmp_path / "a.h5")

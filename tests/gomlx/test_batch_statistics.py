@@ -6,8 +6,10 @@ import torch
 from torch import nn
 
 from fluxutils_py.errors import DataError
-from fluxutils_py.gomlx.batch_statistics import recompute_batch_norm
-from fluxutils_py.training import InMemory
+from fluxutils_py.gomlx.batch_statistics import normalization, recompute_batch_norm
+from fluxutils_py.training import InMemory, Take
+
+ROWS = np.random.default_rng(0).normal(5, 3, size=(37, 3))
 
 
 def stats(x):
@@ -49,3 +51,21 @@ def test_no_data_are_refused_and_models_without_batch_norm_left_alone():
             recompute_batch_norm(model, data)
     assert model.running_var.item() == 1.0
     recompute_batch_norm(nn.Linear(1, 1), [torch.ones(1, 1)])
+
+
+def test_mean_and_scale_are_those_of_numpy():
+    mean, std = normalization(InMemory(ROWS, batchsize=5))
+    np.testing.assert_allclose(mean, ROWS.mean(0), rtol=1e-14)
+    np.testing.assert_allclose(std, ROWS.std(0), rtol=1e-13)
+    with pytest.raises(DataError, match="has no batches: there is no mean"):
+        normalization(Take(InMemory(ROWS, batchsize=5), 0))
+
+
+@pytest.mark.parametrize("axes", [(), (-1,), (0,), (-1, 1)])
+def test_normalization_of_independent_axes_is_that_of_numpy(axes):
+    x = torch.randn(3, 7, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    data = [x] if 0 in axes else [x[:1], x[1:]]
+    mean, std = normalization(data, 0, axes)
+    over = tuple(k for k in range(3) if k not in {a % 3 for a in axes})
+    np.testing.assert_allclose(mean, x.numpy().mean(over))
+    np.testing.assert_allclose(std, x.numpy().std(over))

@@ -19,9 +19,8 @@ import torch
 from torch import nn
 
 from fluxutils_py import bobbin
-from fluxutils_py.bobbin import TrainTask
+from fluxutils_py.bobbin import ScalarSummary, SummaryWriter, TrainTask
 from fluxutils_py.parallel import RankGroup
-from fluxutils_py.reporting import ScalarSummary, SummaryWriter
 from fluxutils_py.training import TrainState
 from tests.migration import Checks
 

@@ -335,9 +335,13 @@ def _(names, value):
 def _(names, value):
     assert same_rows(rows(value), names["x"][:49])
     meet = threading.Barrier(2, timeout=300)  # two loads take place at the same time
-    value.fn = lambda batch: (meet.wait(), names["load"](batch.x))[1]
-    value.source = type(value.source)(range(6), "six", None)
-    assert same_rows(rows(value), names["x"][:42])
+
+    def together(batch):
+        meet.wait()
+        return names["load"](batch.x)
+
+    mapped = names["Map"](range(6), together, workers=2, ordered=False)
+    assert same_rows(rows(mapped), names["x"][:42])
 
 
 @checks.of("ReadAhead(ds, 2)", 'ReadAhead(ds, 2, device="cpu")')

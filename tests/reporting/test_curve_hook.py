@@ -5,26 +5,21 @@ import pickle
 import pytest
 
 from fluxutils_py.reporting.curve_hook import CurveHook
-from fluxutils_py.reporting.writers import Writer
 from fluxutils_py.training import Loop, StepInfo
 
 
-class Kept(Writer):
-    def __init__(self):
+class Hook(CurveHook):
+    def __init__(self, trigger):
+        super().__init__(trigger)
         self.found = []
 
-    def _call(self, method, tag, value, step, **options):
-        if "per_sec" not in tag and "seconds" not in tag:
-            self.found.append((tag, value, step))
-
-
-class Hook(CurveHook):
-    def __init__(self, writer, trigger):
-        super().__init__(trigger)
-        self.writer = writer
-
     def on_start(self, loop):
-        self.begin(loop, self.writer)
+        self.begin(self.keep)
+
+    def keep(self, numbers, step):
+        for tag, value in numbers.items():
+            if "per_sec" not in tag and "seconds" not in tag:
+                self.found.append((tag, value, step))
 
 
 class Notes:
@@ -33,31 +28,29 @@ class Notes:
 
 
 def test_steps_and_epochs_are_written_under_their_tags():
-    writer = Kept()
-    hook = Hook(writer, 2)
+    hook = Hook(2)
     loop = Loop(lambda batch: StepInfo(float(batch)))
     loop.hooks.attach(hook)
     loop.hooks.attach(Notes())
     loop.run_epochs([4, 3, 2], epochs=1)
-    assert ("train/batch_loss", 3.0, 2) in writer.found
-    assert ("train/loss", 3.0, 3) in writer.found
-    assert ("validation/loss", 7.0, 3) in writer.found
-    assert [tag for tag, *_ in writer.found if tag == "train/batch_loss"] == ["train/batch_loss"]
-    assert not [tag for tag, *_ in writer.found if "note" in tag or "epoch" in tag]
+    assert ("train/batch_loss", 3.0, 2) in hook.found
+    assert ("train/loss", 3.0, 3) in hook.found
+    assert ("validation/loss", 7.0, 3) in hook.found
+    assert [tag for tag, *_ in hook.found if tag == "train/batch_loss"] == ["train/batch_loss"]
+    assert not [tag for tag, *_ in hook.found if "note" in tag or "epoch" in tag]
     assert pickle.loads(pickle.dumps(CurveHook(3))).every == 3
 
 
 def test_nothing_is_written_after_the_run():
-    writer = Kept()
-    hook = Hook(writer, 1)
+    hook = Hook(1)
     loop = Loop(lambda batch: StepInfo(float(batch)))
     loop.hooks.attach(hook)
     loop.run_epochs([4, 3], epochs=1)
-    n_written = len(writer.found)
+    n_written = len(hook.found)
     assert n_written
     hook.on_step(loop)
     hook.on_epoch(loop)
-    assert len(writer.found) == n_written
+    assert len(hook.found) == n_written
 
 
 @pytest.mark.parametrize("trigger", [0, -1, True])

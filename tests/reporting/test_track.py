@@ -1,11 +1,10 @@
 """Runs of trackers: what MLflow, trackio and plain logs hold after a fit."""
 
 import copy
+import inspect
 import os
-import pickle
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,15 +14,13 @@ import numpy as np
 import pytest
 import torch
 import trackio
-from matplotlib.image import imread
-from sklearn.base import clone
 from torch import nn
 from trackio.sqlite_storage import SQLiteStorage
 
 import fluxutils_py
 from fluxutils_py import Estimator, Spec
 from fluxutils_py.nn import LSTM
-from fluxutils_py.reporting import ScalarSummary, TensorBoard, Track, sow
+from fluxutils_py.reporting import TensorBoard, Track
 from fluxutils_py.training import Checkpointer, EveryNSteps, StopTraining
 
 RNG = np.random.default_rng(0)
@@ -32,17 +29,11 @@ Y = X.mean(0, keepdims=True)
 STEPS = 9  # of an epoch: 3 groups of at most 3 series, 3 windows of at most 4 steps
 
 
-class Sowing(nn.Linear):
-    def forward(self, x):
-        sow(self, "size", ScalarSummary(x.abs().mean()))
-        return super().forward(x)
-
-
-def make(*callbacks, epochs=3, head=nn.Linear, **options):
+def make(*callbacks, epochs=3, **options):
     torch.manual_seed(0)
     spec = Spec(epochs, 3, 4, shuffle=True)
     return Estimator(
-        nn.Sequential(LSTM(2, 3), head(3, 1)),
+        nn.Sequential(LSTM(2, 3), nn.Linear(3, 1)),
         opt=partial(torch.optim.SGD, lr=0.1),
         spec=spec,
         callbacks=list(callbacks),
@@ -50,6 +41,29 @@ def make(*callbacks, epochs=3, head=nn.Linear, **options):
         verbose=False,
         **options,
     )
+
+
+class MlflowRun:
+    """As the documentation of ``Track`` has it."""
+
+    def __init__(self):
+        self.config = self
+
+    def update(self, settings):
+        mlflow.log_params(settings)
+
+    def log(self, numbers, step):
+        mlflow.log_metrics(numbers, step=step)
+
+    def log_artifact(self, path):
+        mlflow.log_artifact(path, "model")
+
+
+def test_the_lines_for_mlflow_are_those_of_the_documentation():
+    lines = inspect.getsource(MlflowRun).splitlines()
+    lines = [line for line in lines[3:] if line]
+    documented = [line.removeprefix("    ") for line in inspect.getdoc(Track).splitlines()]
+    assert [line for line in documented if line in lines] == lines
 
 
 class Log:
@@ -81,10 +95,9 @@ def metric(client, run, tag):
 
 
 @pytest.mark.slow
-def test_mlflow_gets_parameters_curves_pictures_and_the_estimator(server, tmp_path):
+def test_mlflow_gets_parameters_curves_and_the_estimator(server, tmp_path):
     run = mlflow.start_run()
-    before = time.time()
-    est = make(Track(run, trigger=4)).fit(X, Y, validation_data=(X[:, :3], Y[:, :3]))
+    est = make(Track(MlflowRun(), trigger=4)).fit(X, Y, validation_data=(X[:, :3], Y[:, :3]))
     data = server.get_run(run.info.run_id).data
     assert data.params["spec__epochs"] == "3"
     assert data.params["opt__lr"] == "0.1"
@@ -94,59 +107,39 @@ def test_mlflow_gets_parameters_curves_pictures_and_the_estimator(server, tmp_pa
     ]
     assert [v for _, v in metric(server, run, "validation/loss")] == est.validation_loss_curve_
     assert [s for s, _ in metric(server, run, "train/batch_loss")] == [4, 8, 12, 16, 20, 24]
-    (first, *_) = server.get_metric_history(run.info.run_id, "train/loss")
-    assert before - 1 < first.timestamp / 1000 < time.time() + 1
     path = server.download_artifacts(run.info.run_id, "model/estimator.pt", str(tmp_path))
     np.testing.assert_array_equal(fluxutils_py.load(path).predict(X), est.predict(X))
-    picture = imread(server.download_artifacts(run.info.run_id, "curves/loss.png", str(tmp_path)))
-    assert picture.shape[2] == 3
-    assert picture.std() > 0.01  # something is drawn
     # whoever started the run ends it
     assert mlflow.active_run().info.run_id == run.info.run_id
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # SQLAlchemy's, for what MLflow calls
-def test_mlflow_writes_where_it_does_by_default(tmp_path, monkeypatch):
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.chdir(tmp_path)
-    with mlflow.start_run() as run:
-        est = make(Track(run)).fit(X, Y)
-    losses = [loss for _, loss in metric(mlflow.MlflowClient(), run, "train/loss")]
-    assert losses == est.loss_curve_
-    assert (tmp_path / "mlflow.db").exists()
-
-
-@pytest.mark.slow
 def test_every_number_of_tensorboard_is_logged(scalars, tmp_path):
     log = Log()
-    make(TensorBoard(tmp_path, trigger=2), Track(log, trigger=2), head=Sowing).fit(X, Y)
+    make(TensorBoard(tmp_path, trigger=2), Track(log, trigger=2)).fit(X, Y)
     expected = scalars(tmp_path)
-    assert any(tag.startswith("summary/") for tag in expected)
     for tag, curve in expected.items():
         found = [(step, float(np.float32(value))) for step, value in log.curve(tag)]
         if tag == "trainer/steps_per_sec":  # by clocks of their own
             assert [step for step, _ in found] == [step for step, _ in curve]
         else:
             assert found == curve, tag
-    assert {tag for _, values in log.logged for tag in values if "settings/" not in tag} == set(
-        expected
-    )
+    assert {tag for _, values in log.logged for tag in values} == set(expected)
 
 
 @pytest.mark.slow
-def test_a_plain_log_gets_settings_by_config_or_as_values():
-    log = Log()
-    make(Track(log), epochs=1).fit(X, Y)
-    assert log.logged[0][1]["settings/spec__batchsize"] == 3
+def test_a_run_gets_settings_and_the_file_where_it_takes_them():
+    make(Track(Log()), epochs=1).fit(X, Y)
     log = Log()
     log.config = {}
     stored = []
     log.log_artifact = lambda path: stored.append(os.path.getsize(path))
     make(Track(log), epochs=1).fit(X, Y)
     assert log.config["opt__lr"] == 0.1
-    assert not log.curve("settings/opt__lr")
+    assert "callbacks" not in log.config
     assert stored[0] > 0
+    make(Track(log, save=False), epochs=1).fit(X, Y)
+    assert len(stored) == 1
 
 
 def stop_at(step, loop):
@@ -156,29 +149,21 @@ def stop_at(step, loop):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("at", [14, 18], ids=["within", "end"])
-def test_a_resumed_run_goes_on_at_its_step(at, server, tmp_path):
+def test_a_resumed_run_goes_on_at_its_step(at, tmp_path):
     whole = Log()
     make(Track(whole, trigger=1)).fit(X, Y)
-    run = mlflow.start_run()
+    log = Log()
     saves = Checkpointer(tmp_path / "saved", trigger=EveryNSteps(5))
     with pytest.raises(KeyboardInterrupt):
-        make(Track(run, trigger=1), saves, partial(stop_at, at)).fit(X, Y)
-    assert not server.list_artifacts(run.info.run_id, "model")
-    make(Track(run, trigger=1), saves, partial(stop_at, 99)).fit(X, Y)
+        make(Track(log, trigger=1), saves, partial(stop_at, at)).fit(X, Y)
+    make(Track(log, trigger=1), saves, partial(stop_at, 99)).fit(X, Y)
     for tag in ("train/batch_loss", "train/loss"):
-        assert metric(server, run, tag) == whole.curve(tag)
-    assert server.list_artifacts(run.info.run_id, "model")
+        # what was written after the checkpoint is written once more, with the same values
+        assert sorted(set(log.curve(tag))) == whole.curve(tag)
 
 
 @pytest.mark.slow
-def test_a_second_fit_in_a_run_follows_the_first(server):
-    run = mlflow.start_run()
-    est = make(Track(run), epochs=2).fit(X, Y)
-    again = clone(est).set_params(opt__lr=0.2)
-    with pytest.warns(UserWarning, match=r"opt__lr"):
-        again.fit(X, Y)
-    assert [s for s, _ in metric(server, run, "train/loss")] == [9, 18, 27, 36]
-    again.set_params(opt__lr=0.1).partial_fit(X, Y)
+def test_a_second_fit_in_a_run_follows_the_first():
     log = Log()
     make(Track(log, first_step=100), epochs=1).fit(X, Y)
     assert log.curve("train/loss")[0][0] == 100 + STEPS
@@ -196,8 +181,6 @@ def fit_in_trackio():
     logs = SQLiteStorage.get_logs("p", "a")
     losses = [(log["step"], log["train/loss"]) for log in logs if "train/loss" in log]
     assert losses == [(STEPS, est.loss_curve_[0]), (2 * STEPS, est.loss_curve_[1])]
-    (picture,) = [log["curves/loss"] for log in logs if "curves/loss" in log]
-    assert picture["_type"] == "trackio.image"
     stored = list(Path(os.environ["TRACKIO_DIR"]).rglob("*"))
     found = [path for path in stored if path.is_file() and path.read_bytes()[:2] == b"PK"]
     np.testing.assert_array_equal(fluxutils_py.load(found[0]).predict(X), est.predict(X))
@@ -223,15 +206,11 @@ def test_only_rank_0_writes():
         make(Track(None)).fit(X, Y)
 
 
-@pytest.mark.slow
-def test_copies_write_to_the_same_run(server):
+def test_copies_write_to_the_same_run():
     log = Log()
     hook = copy.deepcopy(Track(log, trigger=3))
-    assert hook.tracker.run is log
+    assert hook.run is log
     assert hook.every == 3
-    run = mlflow.start_run()
-    sent = pickle.loads(pickle.dumps(Track(run)))
-    assert sent.tracker.client.get_run(run.info.run_id).info.run_id == run.info.run_id
 
 
 @pytest.mark.slow
@@ -256,11 +235,9 @@ def test_a_stopped_fit_is_tracked_to_its_end_and_a_failed_one_has_no_model():
     assert len(stored) == 1
 
 
-@pytest.mark.parametrize("run", [3, "run", {}, mlflow.MlflowClient, mlflow], ids=str)
-def test_other_things_are_refused(run, server):
-    with pytest.raises(TypeError, match="Track"):
+@pytest.mark.parametrize("run", [3, "run", {}, mlflow], ids=str)
+def test_other_things_are_refused(run):
+    with pytest.raises(TypeError, match=r"Track .*log\(dict, step=\)"):
         Track(run)
-    with pytest.raises(TypeError, match="run_id"):
-        Track(server)
     with pytest.raises(ValueError, match="trigger"):
         Track(Log(), trigger=0)

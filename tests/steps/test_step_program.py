@@ -221,7 +221,7 @@ def test_operations_compute_the_model(name):
         layer = layers[state.layer]
         tensors = (layer.state,) if isinstance(layer.state, torch.Tensor) else layer.state
         shapes = [t.select(state.batch_axis, 0).shape for t in tensors]
-        assert state.shape in shapes
+        assert state.initial.shape in shapes
         of_layer = [s for s in program.states if s.layer == state.layer]
         t = tensors[[s is state for s in of_layer].index(True)].select(state.batch_axis, 0)
         np.testing.assert_allclose(value, t.detach().numpy(), rtol=1e-12, atol=1e-12)

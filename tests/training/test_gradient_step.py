@@ -13,7 +13,7 @@ from fluxutils_py.gomlx import Trainer, WeightedLoss
 from fluxutils_py.nn import LSTM
 from fluxutils_py.praytools.functional import itrain, ptrain, train, ttrain
 from fluxutils_py.training import Loop, TrainState
-from fluxutils_py.training.function_step import FunctionStep
+from fluxutils_py.training.batch_step import BatchStep
 from fluxutils_py.training.gradient_step import BatchLoss, GradientStep
 from fluxutils_py.training.running_metrics import MeanMetric
 
@@ -109,7 +109,7 @@ def test_every_way_tells_of_what_is_not_finite_in_the_same_words(way):
 def test_an_infinite_gradient_is_an_error_in_its_own_step_while_others_wait():
     p = nn.Parameter(torch.ones(2))
     losses = {1: lambda: p.sum(), 2: lambda: (p - p.detach()).abs().sqrt().sum()}
-    step = FunctionStep(lambda k: BatchLoss(losses[k]()), sgd([p]), accumulate=5)
+    step = BatchStep(lambda model, k: losses[k](), opt=sgd([p]), accumulate=5)
     step(1)
     with pytest.raises(FloatingPointError, match=r"^gradient norm is nan; "):
         step(2)

@@ -5,8 +5,7 @@ import pytest
 import torch
 
 from fluxutils_py.errors import DataError
-from fluxutils_py.training.dataset import Take
-from fluxutils_py.training.in_memory import InMemory, normalization
+from fluxutils_py.training.in_memory import InMemory
 from fluxutils_py.training.minibatch import Minibatch
 
 X = np.random.default_rng(0).normal(5, 3, size=(37, 3))
@@ -47,14 +46,6 @@ def test_with_replacement_examples_repeat_and_a_pass_goes_on_exactly():
         InMemory(X, batchsize=2, replacement=True)
 
 
-def test_mean_and_scale_are_those_of_numpy():
-    mean, std = normalization(InMemory(X, batchsize=5))
-    np.testing.assert_allclose(mean, X.mean(0), rtol=1e-14)
-    np.testing.assert_allclose(std, X.std(0), rtol=1e-13)
-    with pytest.raises(DataError, match="has no batches: there is no mean"):
-        normalization(Take(InMemory(X, batchsize=5), 0))
-
-
 def test_single_examples_are_stacked_and_batches_joined():
     x = torch.arange(12.0).reshape(6, 2)
     examples = InMemory.from_dataset([(row, row.sum()) for row in x], batched=False, batchsize=4)
@@ -62,13 +53,3 @@ def test_single_examples_are_stacked_and_batches_joined():
     assert torch.equal(examples.inputs[0], x)
     assert torch.equal(examples.labels[0], x.sum(1))
     assert InMemory.from_dataset([(row, row) for row in x], batchsize=4).n == 12
-
-
-@pytest.mark.parametrize("axes", [(), (-1,), (0,), (-1, 1)])
-def test_normalization_of_independent_axes_is_that_of_numpy(axes):
-    x = torch.randn(3, 7, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    data = [x] if 0 in axes else [x[:1], x[1:]]
-    mean, std = normalization(data, 0, axes)
-    over = tuple(k for k in range(3) if k not in {a % 3 for a in axes})
-    np.testing.assert_allclose(mean, x.numpy().mean(over))
-    np.testing.assert_allclose(std, x.numpy().std(over))

@@ -8,7 +8,7 @@ from fluxutils_py.bobbin import TaskStep, TrainTask
 from fluxutils_py.gomlx import Trainer
 from fluxutils_py.praytools.functional import ptrain, train
 from fluxutils_py.training import Loop, TrainState
-from fluxutils_py.training.function_step import FunctionStep
+from fluxutils_py.training.batch_step import BatchStep
 from fluxutils_py.training.gradient_step import BatchLoss
 
 
@@ -44,11 +44,14 @@ def adamw(params, fused=True):
 @pytest.mark.parametrize(("clip", "accumulate"), [(None, 1), (0.5, 1), (0.5, 2)])
 def test_a_step_is_that_of_torch(defer, clip, accumulate):
     model, expected, data = net(), net(), batches(12)
-    mean_square = lambda batch: BatchLoss((model(batch[0]).float() - batch[1]).square().mean(), 7.0)  # noqa: E731
-    step = FunctionStep(
+
+    def mean_square(model, batch):
+        return BatchLoss((model(batch[0]).float() - batch[1]).square().mean(), 7.0)
+
+    step = BatchStep(
         mean_square,
-        adamw(model.parameters()),
         model,
+        adamw(model.parameters()),
         clip=clip,
         accumulate=accumulate,
         precision="bfloat16",

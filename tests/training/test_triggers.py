@@ -14,7 +14,6 @@ from fluxutils_py.gomlx.loop_callbacks import (
 )
 from fluxutils_py.training import Loop, StepInfo
 from fluxutils_py.training.triggers import (
-    AnyOf,
     AtFirstNSteps,
     AtNthStep,
     AtSteps,
@@ -532,4 +531,4 @@ def test_a_trigger_of_ones_own_needs_one_method():
             return at.step % 2 == 1
 
     assert steps_of(Odd() | AtSteps(4), 5) == [1, 3, 4, 5]
-    assert isinstance(Odd() | Odd(), AnyOf)
+    assert isinstance(Odd() | Odd(), OrTrigger)

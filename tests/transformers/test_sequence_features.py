@@ -14,6 +14,7 @@ import fluxutils_py
 from fluxutils_py import (
     SequenceFeatures,
     SequenceImputer,
+    SequenceRegressor,
     h5mmap,
     h5save,
     samples,
@@ -21,7 +22,6 @@ from fluxutils_py import (
     timesteps,
 )
 from fluxutils_py.errors import ShapeError
-from tests.plain_networks import LagRegressor
 
 F, N, T = 2, 3, 47
 SETTINGS = {"lags": [1, 4], "exponential_means": [3, 9], "rolling": [2, 6]}
@@ -132,7 +132,7 @@ def test_pipelines_predict_stream_save_and_export(x, tmp_path):
     y = x[:1].cumsum(2) / 50
     pipe = make_pipeline(
         SequenceFeatures(lags=[2], exponential_means=[9], rolling=()),
-        LagRegressor(n_lags=1),
+        SequenceRegressor(cell="linear"),
     ).fit(samples(x), samples(y))
     whole = pipe.predict(x)
     live = stream(pipe, N)

@@ -165,7 +165,7 @@ def test_starts_reach_transformers_by_name_or_by_routing(rng):
     y = x[:1].cumsum(2)
     last = LagRegressor(n_lags=1, verbose=False)
     pipe = make_pipeline(SequenceFeatures([1], exponential_means=[], rolling=[3]), last)
-    pipe.fit(x, y, sequenceregressor__starts=starts, sequencefeatures__starts=starts)
+    pipe.fit(x, y, lagregressor__starts=starts, sequencefeatures__starts=starts)
     with config_context(enable_metadata_routing=True):
         first, last = (step.set_fit_request(starts=True) for _, step in pipe.steps)
         first.set_transform_request(starts=True)

@@ -48,7 +48,7 @@ def run_module(module: nn.Module, x: Tensor, state: State | None) -> tuple[Tenso
     state : as the module returns it
     """
     kind = type(module)
-    cell = _STACKS.get(kind) or _CELLS.get(kind)
+    cell = _CELLS.get(kind)
     if cell is None:
         by_kernel = getattr(kind, "by_kernel", None)  # a cell of FluxUtils.jl
         return None if by_kernel is None else by_kernel(module, x, state)
@@ -77,8 +77,15 @@ def run_module(module: nn.Module, x: Tensor, state: State | None) -> tuple[Tenso
 
 
 # Exact classes only: subclasses, such as parametrized layers, may compute something else.
-_STACKS: dict[type, Cell] = {nn.LSTM: LSTM, nn.GRU: GRU, nn.RNN: TANH_RNN}  # of a layer or more
-_CELLS: dict[type, Cell] = {nn.LSTMCell: LSTM, nn.GRUCell: GRU, nn.RNNCell: TANH_RNN}
+_CELLS: dict[type, Cell] = {
+    nn.LSTM: LSTM,
+    nn.GRU: GRU,
+    nn.RNN: TANH_RNN,
+    nn.LSTMCell: LSTM,
+    nn.GRUCell: GRU,
+    nn.RNNCell: TANH_RNN,
+}
+_STACKS = (nn.LSTM, nn.GRU, nn.RNN)  # of a layer or more
 
 
 def _weights_of_layers(settings: dict[str, Any], is_stack: bool) -> list[Weights] | None:

@@ -10,6 +10,7 @@ import sys
 import warnings
 from fractions import Fraction
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from fluxutils_py import (
     net2vec,
     samples,
 )
+from fluxutils_py.auto import sequence_estimators
 from fluxutils_py.bobbin import assert_replica_integrity
 from fluxutils_py.data import h5mmap, h5save
 from fluxutils_py.nn import LSTM
@@ -185,7 +187,8 @@ class Task:
     def sales(self):
         y = self.each(lambda a: 1e3 + 50 * np.asarray(a), self.holes)
         est = self.ready_made(QuietRegressor, early_stopping=True)
-        return est.fit(self.x, y, self.weight, lengths=self.lengths, **self.how)
+        with patch.object(sequence_estimators, "VALIDATION_FRACTION", 0.3):
+            return est.fit(self.x, y, self.weight, lengths=self.lengths, **self.how)
 
     def names(self):
         est = self.ready_made(QuietClassifier, class_weight="balanced")
@@ -201,7 +204,8 @@ class Task:
             self.each(samples, self.x),
             self.each(lambda c: np.where(c[0, :, 0] < "d", "low", "high"), self.classes),
         )
-        return est.fit(x, y, **self.how)
+        with patch.object(sequence_estimators, "VALIDATION_FRACTION", 0.4):
+            return est.fit(x, y, **self.how)
 
     def integers(self):
         est = self.est(loss=F.cross_entropy).set_params(model=None)

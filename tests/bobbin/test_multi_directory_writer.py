@@ -5,15 +5,16 @@ import pytest
 import torch
 from torch import nn
 
-from fluxutils_py.bobbin import CronTab, MetricsEval
-from fluxutils_py.gomlx import Trainer
-from fluxutils_py.parallel.communicator import SingleProcessComm
-from fluxutils_py.reporting import (
+from fluxutils_py.bobbin import (
+    CronTab,
+    MetricsEval,
     MultiDirectorySummaryWriter,
     NullSummaryWriter,
     SummaryWriter,
     ThreadedSummaryWriter,
 )
+from fluxutils_py.gomlx import Trainer
+from fluxutils_py.parallel.communicator import SingleProcessComm
 from fluxutils_py.training import InMemory, Loop
 
 
@@ -27,11 +28,11 @@ def test_keys_are_directories_and_the_rest_is_the_tag(tmp_path, scalars, accumul
         tmp_path / "new", keys=["dev"], use_threaded_writer=threaded
     ) as writer:
         value = torch.tensor(0.75)
-        writer.add_scalar("dev/acc", value, 100)
+        writer.scalar("dev/acc", value, 100)
         value += 1
         writer.scalar("dev/by label/a", 0.25, 100)
-        writer.add_histogram("test/weights", np.arange(7.0), 101, bins="auto")
-        writer.subwriter("test").add_scalar("acc", 0.5, 101)
+        writer.histogram("test/weights", np.arange(7.0), 101)
+        writer.subwriter("test").scalar("acc", 0.5, 101)
         kind = ThreadedSummaryWriter if threaded else SummaryWriter
         assert type(writer.subwriter("dev")) is kind
     assert sorted(path.name for path in (tmp_path / "new").iterdir()) == ["dev", "test"]
@@ -44,9 +45,9 @@ def test_keys_that_are_not_known_are_refused_if_so_wished(tmp_path):
     with MultiDirectorySummaryWriter(
         tmp_path, keys=["dev", "test"], allow_new_keys=False
     ) as writer:
-        writer.add_scalar("dev/acc", 1, 1)
+        writer.scalar("dev/acc", 1, 1)
         for call in (
-            lambda: writer.add_scalar("train/acc", 1, 1),
+            lambda: writer.scalar("train/acc", 1, 1),
             lambda: writer.subwriter("train"),
         ):
             with pytest.raises(ValueError) as caught:  # noqa: PT011  the whole message is compared
@@ -59,7 +60,7 @@ def test_keys_that_are_not_known_are_refused_if_so_wished(tmp_path):
     with MultiDirectorySummaryWriter(
         tmp_path, keys=["dev"]
     ) as writer:  # by default they are welcome
-        writer.add_scalar("train/acc", 1, 1)
+        writer.scalar("train/acc", 1, 1)
     assert (tmp_path / "train").is_dir()
 
 
@@ -70,7 +71,7 @@ def test_a_tag_without_a_key_is_refused_on_every_rank(tmp_path, tag, comm):
         MultiDirectorySummaryWriter(tmp_path, comm=comm) as writer,
         pytest.raises(ValueError) as caught,  # noqa: PT011
     ):
-        writer.add_scalar(tag, 1, 1)
+        writer.scalar(tag, 1, 1)
     assert (
         str(caught.value)
         == f"tag {tag!r} has no directory; write it as 'key/name', such as 'dev/accuracy'"
@@ -94,27 +95,27 @@ def test_how_tags_become_keys_and_keys_directories_can_be_told(tmp_path, scalars
         "dirname": lambda key: f"set-{key}",
     }
     with MultiDirectorySummaryWriter(tmp_path, **options) as writer:
-        writer.add_scalar("mean/acc:dev", 0.5, 1)
+        writer.scalar("mean/acc:dev", 0.5, 1)
     assert scalars(tmp_path / "set-dev") == {"mean/acc": [(1, 0.5)]}
 
 
 def test_other_ranks_write_nothing_unless_they_are_to(tmp_path, scalars):
     with MultiDirectorySummaryWriter(tmp_path, comm=Second()) as writer:
-        writer.add_scalar("dev/acc", 1, 1)
+        writer.scalar("dev/acc", 1, 1)
         assert type(writer.subwriter("dev")) is NullSummaryWriter
     assert list(tmp_path.iterdir()) == []
     with MultiDirectorySummaryWriter(
         tmp_path, comm=Second(), only_from_leader_process=False
     ) as writer:
-        writer.add_scalar("dev/acc", 1, 1)
+        writer.scalar("dev/acc", 1, 1)
     assert scalars(tmp_path / "dev") == {"acc": [(1, 1.0)]}
 
 
 @pytest.mark.parametrize("auto_flush", [True, False])
 def test_summaries_are_on_disk_at_once_if_flushed_by_itself(tmp_path, scalars, auto_flush):
     writer = MultiDirectorySummaryWriter(tmp_path, auto_flush=auto_flush, use_threaded_writer=False)
-    writer.add_scalar("dev/first", 1, 1)
-    writer.add_scalar("dev/second", 1, 1)
+    writer.scalar("dev/first", 1, 1)
+    writer.scalar("dev/second", 1, 1)
     found = scalars(tmp_path / "dev")
     assert len(found) == 2 if auto_flush else len(found) <= 2  # torch's thread may have been quick
     writer.flush()
@@ -127,7 +128,7 @@ class Result:
         self.accuracy = accuracy
 
     def write_to_tensorboard(self, state, writer):
-        writer.add_scalar("accuracy", self.accuracy, state)
+        writer.scalar("accuracy", self.accuracy, state)
 
 
 def test_results_are_written_to_the_directories_of_their_names(tmp_path, scalars):
@@ -161,15 +162,15 @@ def test_evaluations_of_a_training_are_curves_of_their_datasets(tmp_path, scalar
 
 def test_all_directories_are_closed_also_if_one_fails(tmp_path, scalars, no_thread_stays):
     writer = MultiDirectorySummaryWriter(tmp_path)
-    writer.add_histogram("dev/empty", np.zeros(0), 1)
-    writer.add_scalar("test/acc", 0.5, 1)
+    writer.histogram("dev/empty", np.zeros(0), 1)
+    writer.scalar("test/acc", 0.5, 1)
     with pytest.raises(RuntimeError) as failed:
         writer.close()
     told = f"summary 'empty' was not written to {tmp_path / 'dev'}: ValueError: The input has no element."
     assert str(failed.value) == told
     writer.close()
     assert scalars(tmp_path / "test") == {"acc": [(1, 0.5)]}
-    for call in (lambda: writer.add_scalar("test/acc", 1, 2), lambda: writer.subwriter("third")):
+    for call in (lambda: writer.scalar("test/acc", 1, 2), lambda: writer.subwriter("third")):
         with pytest.raises(ValueError) as caught:  # noqa: PT011  the whole message is compared
             call()
         assert (
@@ -182,7 +183,7 @@ def test_it_can_be_written_to_by_threads(tmp_path, scalars):
     with ThreadedSummaryWriter(base, max_workers=4) as writer:
         for step in range(30):
             for key in "abcde":
-                writer.add_scalar(f"{key}/x", step, step)
+                writer.scalar(f"{key}/x", step, step)
     expected = {"x": [(step, float(step)) for step in range(30)]}
     assert [scalars(tmp_path / key) for key in "abcde"] == [expected] * 5
     assert [len(list((tmp_path / key).iterdir())) for key in "abcde"] == [1] * 5

@@ -2,68 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Self
-from weakref import WeakKeyDictionary, WeakSet
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from fluxutils_py.reporting.writers import render_figure, with_torch_names
+from fluxutils_py.bobbin.writers import with_flax_names
 from fluxutils_py.tree import named_leaves
 
 
 class Summary:
-    """Base class of values that a writer can publish.
+    """A value, and the method of a writer that writes it: "scalar", "image" and so on.
 
     Tensors are detached and copied on their device, arrays are copied: later changes do not show.
     """
 
-    def __init__(self, value: object) -> None:
+    def __init__(self, method: str, value: Any) -> None:
         if isinstance(value, Tensor):
             value = value.detach().clone()
         elif isinstance(value, np.ndarray):
             value = value.copy()
+        self.method = method
         self.value = value
 
     def publish(self, writer: object, tag: str, step: int) -> None:
-        """Write the value with a writer of this package or of torch."""
-        raise NotImplementedError(
-            f"{type(self).__name__} does not define publish(writer, tag, step)"
-        )
+        """Write the value with a writer that has flax's methods, or one of torch."""
+        getattr(with_flax_names(writer), self.method)(tag, self.value, step)
 
 
-class ScalarSummary(Summary):
-    """A number: a tensor or array of one element, or a Python number.
+def ScalarSummary(value: object) -> Summary:
+    """Return the summary of a number: a tensor or array of one element, or a Python number.
 
     >>> ScalarSummary(torch.ones(3, requires_grad=True).mean()).value
     tensor(1.)
     """
-
-    def publish(self, writer: object, tag: str, step: int) -> None:
-        with_torch_names(writer).add_scalar(tag, self.value, step)
+    return Summary("scalar", value)
 
 
-class ImageSummary(Summary):
-    """An image of floats in 0..1, or uint8, with axes (H, W) or (H, W, C), or as in
-    ``dataformats``.
+def ImageSummary(image: Any, dataformats: str | None = None) -> Summary:
+    """Return the summary of an image of floats in 0..1, or uint8, with axes (H, W) or (H, W, C), or
+    as in ``dataformats``, such as ``"CHW"``.
     """
-
-    def __init__(self, image: Any, dataformats: str | None = None) -> None:
-        super().__init__(image)
-        # an image without an axis of colours is grey
-        self.dataformats = "HWC"[: image.ndim] if dataformats is None else dataformats
-
-    def publish(self, writer: object, tag: str, step: int) -> None:
-        torch_writer = with_torch_names(writer)
-        torch_writer.add_image(tag, self.value, step, dataformats=self.dataformats)
+    if dataformats is not None:
+        axes = [dataformats.index(axis) for axis in "HWC" if axis in dataformats]
+        image = image.permute(axes) if isinstance(image, Tensor) else image.transpose(axes)
+    return Summary("image", image)
 
 
-class MplImageSummary(ImageSummary):
-    """An image that matplotlib draws at once, without pyplot or a display.
+def MplImageSummary(
+    image: Any,
+    h_paddings: ArrayLike | None = None,
+    v_paddings: ArrayLike | None = None,
+    *,
+    with_colorbar: bool = False,
+    **options: Any,
+) -> Summary:
+    """Return the summary of an image that matplotlib draws at once, without pyplot or a display.
 
     Parameters
     ----------
@@ -75,30 +74,28 @@ class MplImageSummary(ImageSummary):
     **options
         Arguments of ``imshow``, such as ``cmap``, ``interpolation``, ``aspect``, ``origin``.
     """
+    if not hasattr(image, "savefig"):
+        from matplotlib.figure import Figure
 
-    def __init__(
-        self,
-        image: Any,
-        h_paddings: ArrayLike | None = None,
-        v_paddings: ArrayLike | None = None,
-        *,
-        with_colorbar: bool = False,
-        **options: Any,
-    ) -> None:
-        if not hasattr(image, "savefig"):
-            from matplotlib.figure import Figure
+        pixels = np.asarray(image)
+        # h_paddings has an entry per column
+        for axis, paddings in enumerate((v_paddings, h_paddings)):
+            if paddings is not None:
+                pixels = np.compress(np.asarray(paddings) <= 0.5, pixels, axis)
+        image = Figure()  # not of pyplot, which would keep it
+        axes = image.add_subplot()
+        drawn = axes.imshow(pixels, **options)
+        if with_colorbar:
+            image.colorbar(drawn)
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-            pixels = np.asarray(image)
-            # h_paddings has an entry per column
-            for axis, paddings in enumerate((v_paddings, h_paddings)):
-                if paddings is not None:
-                    pixels = np.compress(np.asarray(paddings) <= 0.5, pixels, axis)
-            image = Figure()  # not of pyplot, which would keep it
-            axes = image.add_subplot()
-            drawn = axes.imshow(pixels, **options)
-            if with_colorbar:
-                image.colorbar(drawn)
-        super().__init__(render_figure(image))
+    shown_by = image.canvas
+    canvas = FigureCanvasAgg(image)  # takes the place of the other
+    try:
+        canvas.draw()
+        return Summary("image", np.asarray(canvas.buffer_rgba())[..., :3])
+    finally:
+        image.set_canvas(shown_by)
 
 
 class SummaryCollector:
@@ -107,10 +104,6 @@ class SummaryCollector:
     def __init__(self, evaluation: bool) -> None:
         self.evaluation = evaluation
         self._summaries: dict[tuple[nn.Module, str], Summary] = {}
-        # for each summary, the number of summaries before it; for each reader, of those it has seen
-        self._order: dict[tuple[nn.Module, str], int] = {}
-        self._seen: WeakKeyDictionary[object, int] = WeakKeyDictionary()
-        self._n = 0
 
     def add(self, module: nn.Module, name: str, summary: Summary | Callable[[], Summary]) -> None:
         if not (module.training or self.evaluation):
@@ -120,33 +113,17 @@ class SummaryCollector:
             with torch.no_grad():
                 summary = summary()
         self._summaries[module, name] = summary
-        self._n += 1
-        self._order[module, name] = self._n
 
-    def take(self, model: nn.Module, reader: object = None) -> dict[str, Summary]:
+    def take(self, model: nn.Module) -> dict[str, Summary]:
         """Remove and return the summaries of a model's modules, by path, such as
         ``"layers/0/mean_output"``.
-
-        With a ``reader``, return those that it has not got yet, and keep them for other readers.
         """
-        seen = 0 if reader is None else self._seen.get(reader, 0)
         taken = {}
         for path, module in model.named_modules():
             folder = path.replace(".", "/") + "/" if path else ""  # the model itself has no path
-            for key in [k for k in self._summaries if k[0] is module and self._order[k] > seen]:
-                taken[folder + key[1]] = self._summaries[key]
-                if reader is None:
-                    del self._summaries[key]
-        if reader is not None:
-            self._seen[reader] = self._n
+            for key in [key for key in self._summaries if key[0] is module]:
+                taken[folder + key[1]] = self._summaries.pop(key)
         return taken
-
-    def __enter__(self) -> Self:
-        self._token = _active.set(self)
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        _active.reset(self._token)
 
 
 _active: ContextVar[SummaryCollector | None] = ContextVar("who collects summaries", default=None)
@@ -159,20 +136,8 @@ def active_collector() -> SummaryCollector | None:
     return _active.get()
 
 
-# modules that sowed a summary while there was no collector; a model may still be freed
-_missed: WeakSet[nn.Module] = WeakSet()
-
-
-def nobody_collected(model: nn.Module | None) -> bool:
-    """Return whether a model sowed summaries that nobody collected since the last call."""
-    if model is None:
-        return False
-    missed = {m for m in model.modules() if m in _missed}
-    _missed.difference_update(missed)
-    return bool(missed)
-
-
-def collected_summaries(*, evaluation: bool = False) -> SummaryCollector:
+@contextmanager
+def collected_summaries(*, evaluation: bool = False) -> Iterator[SummaryCollector]:
     """Collect the summaries that models :func:`sow`, within ``with collected_summaries() as
     found:``.
 
@@ -185,7 +150,12 @@ def collected_summaries(*, evaluation: bool = False) -> SummaryCollector:
         Whether to collect from modules in evaluation mode, too. False: a validation in between
         leaves no summaries.
     """
-    return SummaryCollector(evaluation)
+    collector = SummaryCollector(evaluation)
+    token = _active.set(collector)
+    try:
+        yield collector
+    finally:
+        _active.reset(token)
 
 
 def sow(module: nn.Module, name: str, summary: Summary | Callable[[], Summary]) -> None:
@@ -222,8 +192,6 @@ def sow(module: nn.Module, name: str, summary: Summary | Callable[[], Summary]) 
     collector = _active.get()
     if collector is not None:
         collector.add(module, name, summary)
-    elif module.training:  # a prediction outside a training loop is no mistake
-        _missed.add(module)
 
 
 def publish_train_intermediates(
@@ -233,7 +201,7 @@ def publish_train_intermediates(
 
     Parameters
     ----------
-    writer : Writer
+    writer : writer with flax's methods, or torch.utils.tensorboard.SummaryWriter
     tree : nested dict, list or tuple
         For instance the result of ``SummaryCollector.take``.
     step : int
@@ -247,7 +215,7 @@ def publish_train_intermediates(
     Examples
     --------
     >>> class Printer:
-    ...     def add_scalar(self, *args):
+    ...     def scalar(self, *args):
     ...         print(args)
     >>> publish_train_intermediates(Printer(), {"layers": [{"mean_output": ScalarSummary(0.5)}]}, 7)
     ('summary/layers/0/mean_output', 0.5, 7)

@@ -10,17 +10,15 @@ import torch
 from matplotlib.figure import Figure
 from torch import nn
 
-from fluxutils_py.reporting import (
+from fluxutils_py.bobbin import (
     ImageSummary,
     MplImageSummary,
-    NullSummaryWriter,
     ScalarSummary,
     SummaryWriter,
     collected_summaries,
     publish_train_intermediates,
     sow,
 )
-from fluxutils_py.reporting.summaries import Summary
 
 
 class Layer(nn.Module):
@@ -180,14 +178,6 @@ def test_summaries_of_a_tree_are_published_under_their_paths(tmp_path, rng, accu
     )
     assert image("summary/figure").shape == (50, 100, 3)
     assert (image("summary/figure") == [1, 0, 0]).all()
-
-
-def test_a_summary_of_ones_own_says_how_it_is_written():
-    class Silent(Summary):
-        pass
-
-    with pytest.raises(NotImplementedError, match=r"^Silent .*publish\(writer, tag, step\)"):
-        publish_train_intermediates(NullSummaryWriter(), [Silent(1)], 1)
 
 
 @pytest.mark.slow

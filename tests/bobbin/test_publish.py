@@ -10,11 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from fluxutils_py.bobbin import CronTab
-from fluxutils_py.gomlx import Trainer
-from fluxutils_py.parallel import RankGroup
-from fluxutils_py.parallel.communicator import SingleProcessComm
-from fluxutils_py.reporting import (
+from fluxutils_py.bobbin import (
+    CronTab,
     NullSummaryWriter,
     PublishTrainingProgress,
     ScalarSummary,
@@ -23,7 +20,10 @@ from fluxutils_py.reporting import (
     publish_trainer_env_info,
     sow,
 )
-from fluxutils_py.reporting.summaries import active_collector
+from fluxutils_py.bobbin.summaries import active_collector
+from fluxutils_py.gomlx import Trainer
+from fluxutils_py.parallel import RankGroup
+from fluxutils_py.parallel.communicator import SingleProcessComm
 from fluxutils_py.training import EveryNSteps, InMemory, Loop, StepInfo
 
 
@@ -127,21 +127,6 @@ def test_attached_to_a_loop_it_collects_by_itself():
         pass
     trainer.model(torch.randn(5, 3))
     assert found.take(trainer.model) == {}
-
-
-def test_in_a_loop_of_ones_own_it_says_once_how_summaries_are_published():
-    model, state = Loud(3, 2), SimpleNamespace(step=1, model=None)
-    state.model, publish = (
-        model,
-        PublishTrainingProgress(Written(), summary_collections=("tensorboard",)),
-    )
-    publish(state)  # nothing was sown yet
-    model(torch.randn(4, 3))
-    with pytest.warns(UserWarning, match=r"summaries from sow\(\) .*run "):
-        publish(state, step_info=StepInfo(0.5))
-    publish(state)
-    model.eval()(torch.randn(4, 3))
-    publish(state)
 
 
 def test_an_error_in_training_ends_the_collecting():

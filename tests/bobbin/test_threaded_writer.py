@@ -8,9 +8,8 @@ import matplotlib.image
 import numpy as np
 import pytest
 import torch
-from matplotlib.figure import Figure
 
-from fluxutils_py.reporting import NullSummaryWriter, SummaryWriter, ThreadedSummaryWriter
+from fluxutils_py.bobbin import NullSummaryWriter, SummaryWriter, ThreadedSummaryWriter
 
 
 def test_values_are_as_of_the_call(tmp_path, accumulated):
@@ -21,32 +20,21 @@ def test_values_are_as_of_the_call(tmp_path, accumulated):
             gate.wait(60)
             super()._call(*args, **options)
 
-    scalar, values, image = torch.tensor(1.0), np.zeros(3), torch.zeros(1, 2, 2, dtype=torch.uint8)
-    figure = Figure(figsize=(1, 1), dpi=20)
-    before = time.time()
+    scalar, values, image = torch.tensor(1.0), np.zeros(3), torch.zeros(2, 2, 1, dtype=torch.uint8)
     with ThreadedSummaryWriter(Slow(tmp_path)) as writer:
-        writer.add_scalar("scalar", scalar, 1)
-        writer.add_scalars("all", given := {"scalar": scalar}, 1)
-        writer.add_histogram("histogram", values, 1)
-        writer.add_image("image", image, 1)
-        writer.add_figure("figure", figure, 1)
-        after = time.time()
+        writer.scalar("scalar", scalar, 1)
+        writer.histogram("histogram", values, 1)
+        writer.image("image", image, 1)
         scalar += 1
         values += 1
         image += 255
-        given["more"] = 3
-        figure.set_facecolor("black")
         gate.set()
     found = accumulated(tmp_path)
     (event,) = found.Scalars("scalar")
     assert event.value == 1
-    assert before <= event.wall_time <= after
-    assert accumulated(tmp_path / "all_scalar").Scalars("all")[0].value == 1
-    assert not (tmp_path / "all_more").exists()
     assert found.Histograms("histogram")[0].histogram_value.max == 0
-    for name, expected in {"image": 0, "figure": 1}.items():
-        shown = matplotlib.image.imread(io.BytesIO(found.Images(name)[0].encoded_image_string))
-        assert (shown == expected).all()
+    shown = matplotlib.image.imread(io.BytesIO(found.Images("image")[0].encoded_image_string))
+    assert (shown == 0).all()
 
 
 @pytest.mark.slow
@@ -60,7 +48,7 @@ def test_each_tag_is_written_in_order(tmp_path, scalars, max_workers):
     with ThreadedSummaryWriter(Uneven(tmp_path), max_workers) as writer:
         for step in range(100):
             for tag in "abcdefg":
-                writer.add_scalar(tag, step + ord(tag), step)
+                writer.scalar(tag, step + ord(tag), step)
     expected = {tag: [(step, step + ord(tag)) for step in range(100)] for tag in "abcdefg"}
     assert scalars(tmp_path) == expected
 
@@ -69,7 +57,7 @@ def test_each_tag_is_written_in_order(tmp_path, scalars, max_workers):
 def test_flush_has_all_on_disk_if_it_waits(tmp_path, scalars, max_workers):
     writer = ThreadedSummaryWriter.open(tmp_path, max_workers, wait_on_flush=True)
     for step in range(50):
-        writer.add_scalar(f"tag {step % 4}", step, step)
+        writer.scalar(f"tag {step % 4}", step, step)
     writer.flush()
     assert sum(len(found) for found in scalars(tmp_path).values()) == 50
     writer.close()
@@ -84,7 +72,7 @@ def test_flush_does_not_wait_otherwise(tmp_path, scalars):
             super().flush()
 
     writer = ThreadedSummaryWriter(Slow(tmp_path))
-    writer.add_scalar("a", 1, 1)
+    writer.scalar("a", 1, 1)
     writer.flush()
     gate.set()
     writer.close()
@@ -94,10 +82,10 @@ def test_flush_does_not_wait_otherwise(tmp_path, scalars):
 @pytest.mark.parametrize("ending", ["flush", "close"])
 def test_an_error_of_a_thread_is_raised_by_the_next_flush_or_close(tmp_path, scalars, ending):
     writer = ThreadedSummaryWriter.open(tmp_path, wait_on_flush=True)
-    writer.add_scalar("good", 1, 1)
-    writer.add_histogram("dev/empty", torch.zeros(0), 2)
-    writer.add_histogram("none at all", np.zeros(0), 3)
-    writer.add_scalar("good", 2, 4)
+    writer.scalar("good", 1, 1)
+    writer.histogram("dev/empty", torch.zeros(0), 2)
+    writer.histogram("none at all", np.zeros(0), 3)
+    writer.scalar("good", 2, 4)
     with pytest.raises(RuntimeError) as caught:
         getattr(writer, ending)()
     assert str(caught.value) == (
@@ -136,6 +124,6 @@ def test_torchs_own_writer_may_be_the_base(tmp_path, scalars):
     from torch.utils.tensorboard import SummaryWriter as TorchWriter
 
     with ThreadedSummaryWriter(TorchWriter(str(tmp_path))) as writer:
-        writer.add_scalar("a", 0.5, 1)
+        writer.scalar("a", 0.5, 1)
         writer.flush()
     assert scalars(tmp_path) == {"a": [(1, 0.5)]}

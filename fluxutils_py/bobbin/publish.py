@@ -8,23 +8,24 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fluxutils_py.errors import warn
-from fluxutils_py.parallel import get_communicator, is_main_process
-from fluxutils_py.reporting.running_loop import RunningLoop
-from fluxutils_py.reporting.summaries import (
-    SummaryCollector,
+from fluxutils_py.bobbin.summaries import (
     active_collector,
     collected_summaries,
-    nobody_collected,
     publish_train_intermediates,
 )
-from fluxutils_py.reporting.tables import as_number
-from fluxutils_py.reporting.writers import with_torch_names
+from fluxutils_py.bobbin.writers import with_flax_names
+from fluxutils_py.parallel import get_communicator, is_main_process
+from fluxutils_py.reporting.curve_hook import step_numbers, step_rate
+from fluxutils_py.reporting.tensorboard import as_code
 from fluxutils_py.tree import summarize_shape, total_dimensionality
+
+if TYPE_CHECKING:
+    from fluxutils_py.training.loop import Loop
 
 logger = logging.getLogger(__name__)
 
@@ -39,8 +40,7 @@ class PublishTrainingProgress:
 
     Parameters
     ----------
-    writer : Writer
-        Writer of this package or of torch.
+    writer : writer with flax's methods, or torch.utils.tensorboard.SummaryWriter
     summary_collections : iterable of str
         Accepted for bobbin and ignored: all sown summaries are written.
     trigger : Trigger, optional
@@ -52,7 +52,7 @@ class PublishTrainingProgress:
     -----
     As a hook of a loop, in a ``CronTab``, or among the callbacks of an ``Estimator``, it collects
     the sown summaries itself. In a custom loop, call ``publish(state, step_info=info)`` within
-    ``with collected_summaries():``. It warns once if the model sows summaries outside such a block.
+    ``with collected_summaries():``.
 
     Source: bobbin, which writes the speed and the summaries.
 
@@ -60,7 +60,7 @@ class PublishTrainingProgress:
     --------
     >>> from types import SimpleNamespace
     >>> class Printer:
-    ...     def add_scalar(self, *args):
+    ...     def scalar(self, *args):
     ...         print(args)
     >>> times = iter([1000.0, 1010.0])
     >>> publish = PublishTrainingProgress(Printer(), clock=lambda: next(times))
@@ -85,63 +85,40 @@ class PublishTrainingProgress:
         trigger: object = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.writer = with_torch_names(writer)
+        self.writer = with_flax_names(writer)
         self.trigger = trigger
         self.clock = clock
         self._last: tuple[int, float] | None = None
-        self._collector: SummaryCollector | None = None
+        self._collecting = ExitStack()
 
     def __call__(self, loop: Any, step_info: Any = None, **_: Any) -> None:
         if not is_main_process(loop):
             return
-        self._write_speed(loop.step, self.clock())
+        now = (loop.step, self.clock())
+        numbers = step_rate(self._last, now)
+        self._last = now
         if step_info is None:
             step_info = getattr(loop, "step_info", None)  # a TrainState has none
         if step_info is not None:
-            self._write_metrics(step_info, loop.step)
-        self._write_summaries(loop)
-
-    def _write_speed(self, step: int, now: float) -> None:
-        if self._last is not None:
-            n_steps = step - self._last[0]
-            seconds = now - self._last[1]
-            # not both above 0 when called twice at a step, or after a restored checkpoint
-            if n_steps > 0 and seconds > 0:
-                self.writer.add_scalar("trainer/steps_per_sec", n_steps / seconds, step)
-        self._last = (step, now)
-
-    def _write_metrics(self, step_info: Any, step: int) -> None:
-        values = {"batch_loss": step_info.batch_loss, **step_info.metrics}
-        for name, value in values.items():
-            number = as_number(value)
-            if number is not None:
-                self.writer.add_scalar(f"train/{name}", number, step)
-
-    def _write_summaries(self, loop: Any) -> None:
+            numbers |= step_numbers(step_info)
+        for tag, number in numbers.items():
+            self.writer.scalar(tag, number, loop.step)
         collector = active_collector()
         if collector is not None and loop.model is not None:
-            publish_train_intermediates(self.writer, collector.take(loop.model, self), loop.step)
-        elif collector is None and nobody_collected(loop.model):
-            warn(
-                "summaries from sow() are not published: run the training loop inside 'with "
-                "collected_summaries():'"
-            )
+            publish_train_intermediates(self.writer, collector.take(loop.model), loop.step)
 
-    def on_start(self, loop: RunningLoop) -> None:
+    def on_start(self, loop: Loop) -> None:
         """Begin a run; the speed does not include the time since an earlier run."""
         self._last = None
         # a collector that the caller has opened is left to the caller
         if is_main_process(loop) and active_collector() is None:
-            self._collector = collected_summaries()
-            self._collector.__enter__()
+            self._collecting.enter_context(collected_summaries())
 
-    def on_step(self, loop: RunningLoop) -> None:
+    def on_step(self, loop: Loop) -> None:
         self(loop)
 
-    def on_close(self, loop: RunningLoop) -> None:
-        if self._collector is not None:
-            self._collector.__exit__()
-            self._collector = None
+    def on_close(self, loop: Loop) -> None:
+        self._collecting.close()
 
 
 def publish_trainer_env_info(
@@ -157,8 +134,7 @@ def publish_trainer_env_info(
 
     Parameters
     ----------
-    writer : Writer
-        Writer of this package or of torch.
+    writer : writer with flax's methods, or torch.utils.tensorboard.SummaryWriter
     state : TrainState or Loop
         Object with ``step`` and ``model``.
     prefix : str
@@ -189,16 +165,11 @@ def publish_trainer_env_info(
         "trainer_argv": "\n".join(sys.argv),
         "process": f"rank {ranks.rank} of {ranks.size}, pid {os.getpid()} on {host}",
     }
-    torch_writer = with_torch_names(writer)
+    flax_writer = with_flax_names(writer)
     for name, text in texts.items():
-        torch_writer.add_text(prefix + name, as_code(text), state.step)
+        flax_writer.text(prefix + name, as_code(text), state.step)
         if also_do_logging:  # readable, for a run without TensorBoard
             logger.log(loglevel, "%s: %s", name, text)
-
-
-def as_code(text: str) -> str:
-    """Indent lines, which TensorBoard then shows as they are: it takes text for Markdown."""
-    return "\n".join(f"    {line}" for line in text.splitlines())
 
 
 def describe_device(device: torch.device) -> str:
