@@ -36,9 +36,9 @@ from common import (
 from fluxutils_py import loadstates, states
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.forecasting import Forecaster
-from fluxutils_py.forecasting.direct_model import ForecastLoss
+from fluxutils_py.forecasting.forecaster_settings import with_size
 from fluxutils_py.forecasting.model_fitting import make_network
-from fluxutils_py.forecasting.network_size import with_size
+from fluxutils_py.forecasting.networks import ForecastLoss
 from fluxutils_py.training import StopTraining
 from fluxutils_py.training.make_optimizer import adamw
 

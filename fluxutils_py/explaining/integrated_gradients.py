@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from fluxutils_py.explaining.explained_model import (
     read_past,
 )
 from fluxutils_py.explaining.explanation import Explanation
-from fluxutils_py.explaining.path_gradients import MOST_ROWS, Ends, PathGradients, PathIntegral
+from fluxutils_py.explaining.path_gradients import MOST_ROWS, PathGradients, PathIntegral
 from fluxutils_py.inputs.target_codec import TargetCodec
 from fluxutils_py.nn.precision import undisturbed
 from fluxutils_py.steps.session import InferenceSession
@@ -125,8 +126,8 @@ def explain(
     )
     windows = _windows(model, past, session, seqsize)
     score = Score(model.est.fitted_parts_.codec, past.at - windows[-1].start, output)
-    ends = Baselines(model, past, baseline)
-    gradients = PathGradients(session, windows, ends.read, score)
+    ends = partial(past.ends, read_baselines(model, past, baseline))
+    gradients = PathGradients(session, windows, ends, score)
     integral = integrate_path(gradients, n_points)
     explained = slice(windows[0].start, windows[-1].stop)
     explanation = _explanation(model, past, explained, integral, score.name, int(series))
@@ -232,52 +233,22 @@ class Score:
         return i, g
 
 
-class Baselines:
-    """The baseline of each input, and the ends of the path for any steps.
-
-    Parameters
-    ----------
-    model : ExplainedModel
-    past : Past
-    given : "mean", "zero", array, or tuple of these
-    """
-
-    def __init__(self, model: ExplainedModel, past: Past, given: Any) -> None:
-        self.past = past
-        arrays = past.windows.x
-        each = given if isinstance(given, tuple) else (given,) * len(arrays)
-        if len(each) != len(arrays):
-            raise ShapeError(f"baseline has {len(each)} entries for {len(arrays)} inputs")
-        means = model.means() if any(isinstance(b, str) and b == "mean" for b in each) else []
-        self.tensors: list[Tensor] = []
-        for i, (b, series) in enumerate(zip(each, arrays, strict=True)):
-            if isinstance(b, str):
-                values = _named_baseline(b, series.F, means[i] if means else None)
-            else:
-                values = _given_baseline(model, b, series.F)
-            tensor = torch.as_tensor(values.T[:, None].copy())  # (1 or T, 1, F)
-            self.tensors.append(tensor.to(past.device, past.dtype))
-
-    def read(self, steps: slice) -> Ends:
-        """Return inputs and baselines of some steps of the past; both are zero where there is no
-        input, as in ``predict``.
-        """
-        xs, missing = self.past.read(steps)
-        baselines = []
-        for x, tensor in zip(xs, self.tensors, strict=True):
-            b = tensor
-            if len(tensor) > 1:
-                first = self.past.first
-                b = tensor[first + steps.start : first + steps.stop]
-            if len(b) not in (1, len(x)):
-                raise ShapeError(
-                    f"baseline has {len(tensor)} steps, the series goes on to step "
-                    f"{self.past.first + steps.stop - 1}"
-                )
-            if missing is not None:
-                b = torch.where(missing[:, :, None], x, b)
-            baselines.append(b)
-        return Ends(xs, tuple(baselines))
+def read_baselines(model: ExplainedModel, past: Past, given: Any) -> list[Tensor]:
+    """Return the baseline of each input, (1 or T, 1, F), from what was given for all or each."""
+    arrays = past.windows.x
+    each = given if isinstance(given, tuple) else (given,) * len(arrays)
+    if len(each) != len(arrays):
+        raise ShapeError(f"baseline has {len(each)} entries for {len(arrays)} inputs")
+    means = model.means() if any(isinstance(b, str) and b == "mean" for b in each) else []
+    tensors = []
+    for i, (b, series) in enumerate(zip(each, arrays, strict=True)):
+        if isinstance(b, str):
+            values = _named_baseline(b, series.F, means[i] if means else None)
+        else:
+            values = _given_baseline(model, b, series.F)
+        tensor = torch.as_tensor(values.T[:, None].copy())
+        tensors.append(tensor.to(past.device, past.dtype))
+    return tensors
 
 
 def _named_baseline(name: str, n_features: int, means: np.ndarray | None) -> np.ndarray:

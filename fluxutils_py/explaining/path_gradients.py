@@ -16,15 +16,10 @@ from fluxutils_py.nn.states import recurrent_layers, reset, restore
 from fluxutils_py.steps.session import InferenceSession
 
 Tensors = tuple[Tensor, ...]
+# the inputs of some steps and, of the same shape (S, 1, F) or (1, 1, F), their baselines
+Ends = tuple[Tensors, Tensors]
 
 MOST_ROWS = 64  # points of the path that are computed side by side
-
-
-class Ends(NamedTuple):
-    """The inputs of some steps and, of the same shape (S, 1, F) or (1, 1, F), their baseline."""
-
-    inputs: Tensors
-    baselines: Tensors
 
 
 class PathIntegral(NamedTuple):
@@ -51,7 +46,7 @@ class PathGradients:
     windows : sequence of slice
         Consecutive steps from 0 on; the last has the score.
     read : callable
-        Returns the :class:`Ends` for the steps of a window.
+        Returns inputs and baselines for the steps of a window.
     score : callable
         Maps the outputs (S, B, G) of the last window to the score (B,).
     """
@@ -102,7 +97,8 @@ class PathGradients:
                 continue
             leaves = self._load_states(start)
             ends = self.read(window)
-            rows, floats = _points_with_gradient(ends, places)
+            rows = _points(ends, places)
+            floats = [x.requires_grad_() for x in rows if x.is_floating_point()]
             # cuDNN differentiates recurrent layers in training mode only
             with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
                 outputs = self.session.run(rows)
@@ -113,13 +109,15 @@ class PathGradients:
             wanted = floats + [t for t in leaves if t is not None]
             gradients = _gradients(targets, carried, wanted)
             sums.append(_weigh(ends, gradients[: len(floats)]))
-            carried = _of_states(leaves, gradients[len(floats) :])
+            # none for states of integers
+            of_states = iter(gradients[len(floats) :])
+            carried = [None if t is None else next(of_states) for t in leaves]
         reset(self.session.model)
         parts = zip(*reversed(sums), strict=True)  # of each input, forward in time
         return tuple(torch.cat(p).T.cpu().numpy() for p in parts), scores
 
     def _zeros(self, window: slice) -> Tensors:
-        inputs = self.read(window).inputs
+        inputs, _ = self.read(window)
         return tuple(x.new_zeros(x.shape[::2], dtype=torch.float64) for x in inputs)
 
     def _states_at_starts(self, places: np.ndarray) -> list[list[State | None]]:
@@ -176,21 +174,6 @@ def _points(ends: Ends, places: np.ndarray) -> Tensors:
         else:
             rows.append(x.expand(-1, len(places), -1).contiguous())
     return tuple(rows)
-
-
-def _points_with_gradient(ends: Ends, places: np.ndarray) -> tuple[Tensors, list[Tensor]]:
-    """Return the inputs at places of the path, and those of them that gradients go back to."""
-    rows = _points(ends, places)
-    floats = [x.requires_grad_() for x in rows if x.is_floating_point()]
-    return rows, floats
-
-
-def _of_states(
-    leaves: Sequence[Tensor | None], gradients: Sequence[Tensor | None]
-) -> list[Tensor | None]:
-    """Return one gradient for each tensor of the states; None for those of integers."""
-    remaining = iter(gradients)
-    return [None if t is None else next(remaining) for t in leaves]
 
 
 def _weigh(ends: Ends, gradients: Sequence[Tensor | None]) -> Tensors:

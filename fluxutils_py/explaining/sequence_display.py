@@ -249,20 +249,17 @@ def _predict_series(est: Any, x: Any, y: Any, series: Sequence[int]) -> list[_Pr
     """
     if isinstance(x, SequenceView):
         return _of_view(est, x, y, series)
-    if is_list_of_series(x[0] if isinstance(x, tuple) else x):
-        return _of_lists(est, x, y, series)
     arrays = x if isinstance(x, tuple) else (x,)
-    chosen = _check_series(series, arrays[0].shape[1])
+    is_list = is_list_of_series(arrays[0])
+    chosen = _check_series(series, len(arrays[0]) if is_list else arrays[0].shape[1])
     shape = getattr(y, "shape", ())
-    if len(shape) != 3:
+    if not is_list and len(shape) != 3:
         raise ShapeError(
             f"this picture is of targets of every step, (G, N, T); y has shape {shape}"
         )
-    parts = tuple(_of_series(a, chosen) for a in arrays)
+    parts = tuple(_only(a, chosen) for a in arrays)
     predicted = est.predict(parts if isinstance(x, tuple) else parts[0])
-    truths = _of_series(y, chosen).transpose(1, 0, 2)
-    outputs = np.asarray(predicted).transpose(1, 0, 2)
-    return _checked(chosen, list(truths), list(outputs))
+    return _checked(chosen, _each(_only(y, chosen)), _each(predicted))
 
 
 def _check_series(series: Sequence[int], n_series: int) -> list[int]:
@@ -276,15 +273,6 @@ def _check_series(series: Sequence[int], n_series: int) -> list[int]:
     return chosen
 
 
-def _of_lists(est: Any, x: Any, y: Any, series: Sequence[int]) -> list[_PredictedSeries]:
-    lists = x if isinstance(x, tuple) else (x,)
-    chosen = _check_series(series, len(lists[0]))
-    parts = tuple([a[i] for i in chosen] for a in lists)
-    predicted = est.predict(parts if isinstance(x, tuple) else parts[0])
-    truths = [to_numpy(y[i]) for i in chosen]
-    return _checked(chosen, truths, [np.asarray(p) for p in predicted])
-
-
 def _of_view(est: Any, x: SequenceView, y: Any, series: Sequence[int]) -> list[_PredictedSeries]:
     if not isinstance(y, SequenceView):
         raise ShapeError(
@@ -296,17 +284,23 @@ def _of_view(est: Any, x: SequenceView, y: Any, series: Sequence[int]) -> list[_
     predicted = np.asarray(est.predict(x))
     n_outputs = max(1, predicted.size // (truth.shape[1] * truth.shape[2]))
     outputs = np.asarray(type(x).from_rows(predicted.reshape(len(x), -1), n_outputs))
-    return _checked(
-        chosen,
-        list(truth[:, chosen].transpose(1, 0, 2)),
-        list(outputs[:, chosen].transpose(1, 0, 2)),
-    )
+    return _checked(chosen, _each(truth[:, chosen]), _each(outputs[:, chosen]))
 
 
-def _of_series(array: Any, chosen: list[int]) -> np.ndarray:
+def _only(values: Any, chosen: list[int]) -> Any:
+    """Return some series of a list of series, or of an array (F, N, T)."""
+    if isinstance(values, list | tuple):
+        return [values[i] for i in chosen]
     # one after the other: files are not indexed by lists
-    blocks = [plain_block(to_numpy(array[:, i : i + 1, :])) for i in chosen]
+    blocks = [plain_block(to_numpy(values[:, i : i + 1, :])) for i in chosen]
     return np.concatenate(blocks, axis=1)
+
+
+def _each(values: Any) -> list[np.ndarray]:
+    """Return the series (F, T) of a list or of an array (F, N, T)."""
+    if isinstance(values, list | tuple):
+        return [to_numpy(v) for v in values]
+    return list(np.asarray(values).transpose(1, 0, 2))
 
 
 def _checked(

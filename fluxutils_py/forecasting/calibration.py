@@ -22,7 +22,7 @@ import numpy as np
 from torch import nn
 
 from fluxutils_py.data.segments import Segments
-from fluxutils_py.forecasting.correction import Correction
+from fluxutils_py.forecasting.features import Correction
 from fluxutils_py.forecasting.history import outputs_along
 from fluxutils_py.forecasting.panel_windows import PanelWindows
 

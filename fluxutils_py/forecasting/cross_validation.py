@@ -51,7 +51,7 @@ def cross_validate(
             made, _ = fit_panel(clone(settings), columns, ranks, past)
         made.require_modelled(panel.cut(first_step, group[:, -1]))
         windows = made.windows(panel)
-        forecasts = forecasts_along(made.models, windows, group - 1, made.quantiles)
+        forecasts = forecasts_along(made, windows, group - 1)
         for cutoff, values in zip(group.T, forecasts, strict=True):
             parts.append(_window_columns(made, panel, cutoff, values, outputs))
     found = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

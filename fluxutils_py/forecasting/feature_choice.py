@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -120,69 +119,6 @@ def sample(source: PackedSeries) -> np.ndarray:
     return source.cut(series, lengths - k, k)[0]
 
 
-@dataclass(frozen=True)
-class LowValues:
-    """Where the values of series are 0 or below, which have no logarithms.
-
-    Attributes
-    ----------
-    smallest : float
-        Of all values; NaN if all are missing.
-    n_known : int
-        Number of values that are not missing.
-    counts : ndarray of int, shape (N,)
-        Number of values that are 0 or below, of each series.
-    """
-
-    smallest: float
-    n_known: int
-    counts: np.ndarray
-
-    @classmethod
-    def of(cls, source: PackedSeries) -> LowValues:
-        """Count the low values."""
-        values = source.values[0]
-        low = np.flatnonzero(values <= 0)
-        series = np.searchsorted(source.offsets, low, "right") - 1
-        counts = np.bincount(series, minlength=source.n_series)
-        smallest = float(np.fmin.reduce(values, initial=np.nan))
-        return cls(smallest, int((~np.isnan(values)).sum()), counts)
-
-    def describe(self, ids: np.ndarray) -> str:
-        """Name how many values are low, in which series, and what to do about them."""
-        series = np.flatnonzero(self.counts)
-        where = f"series {ids[series[0]]!r}"
-        if len(series) > 1:
-            where = f"{len(series)} series, such as {ids[series[0]]!r}"
-        return (
-            f"{self.counts.sum()} of {self.n_known} values are 0 or below ({where}; the smallest "
-            f"is {self.smallest:g}): write NaN where they stand for missing values, which "
-            "forecasts do not need; if they are true, use transform='none'"
-        )
-
-    def are_apart(self, source: PackedSeries) -> bool:
-        """Whether the low values are few, and apart from all others, as if they stood for missing
-        ones.
-
-        In each series that has them, positive values below a third of their median are then fewer.
-        Of counts with a small mean, or values that vary around 0, they are more.
-        """
-        if self.counts.sum() > FEW * self.n_known:
-            return False
-        series = np.flatnonzero(self.counts)
-        for i in series[:N_SERIES]:
-            length = int(source.lengths[i])
-            values = source.cut(np.array([i]), np.array([0]), length)[0]
-            positive = values[values > 0]
-            # a series without any teaches nothing of its own
-            if not len(positive):
-                continue
-            n_small = int((positive <= SMALL * np.median(positive)).sum())
-            if self.counts[i] > FEW * (len(positive) + self.counts[i]) or n_small >= self.counts[i]:
-                return False
-        return True
-
-
 def choose_features(
     source: PackedSeries,
     h: int,
@@ -205,10 +141,10 @@ def choose_features(
         If ``lag``, the long season, is no multiple of the season.
     """
     values = sample(source)
-    low = LowValues.of(source)
-    if np.isnan(low.smallest):
+    smallest = float(np.fmin.reduce(source.values[0], initial=np.nan))
+    if np.isnan(smallest):
         raise DataError("there is no value to learn from: the target is missing everywhere")
-    log = _takes_logarithms(transform, low, source, ids)
+    log = _takes_logarithms(transform, smallest, source, ids)
     z = np.log(values) if log else values
     unit = typical_change(z, season)
     if lag is None:
@@ -228,21 +164,58 @@ def choose_features(
         log,
         unit,
         smallest_scale,
-        nonnegative=low.smallest >= 0,
+        nonnegative=smallest >= 0,
         wander=usual_wander(z, h),
     )
 
 
 def _takes_logarithms(
-    transform: str, low: LowValues, source: PackedSeries, ids: np.ndarray
+    transform: str, smallest: float, source: PackedSeries, ids: np.ndarray
 ) -> bool:
-    if low.smallest > 0 or transform == "none":
+    if smallest > 0 or transform == "none":
         return transform != "none"
+    counts = low_counts(source)
+    n_known = int((~np.isnan(source.values[0])).sum())
+    low = np.flatnonzero(counts)
+    where = f"series {ids[low[0]]!r}"
+    if len(low) > 1:
+        where = f"{len(low)} series, such as {ids[low[0]]!r}"
+    found = (
+        f"{counts.sum()} of {n_known} values are 0 or below ({where}; the smallest is "
+        f"{smallest:g}): write NaN where they stand for missing values, which forecasts do not "
+        "need; if they are true, use transform='none'"
+    )
     if transform == "log":
-        raise DataError(f"transform='log' needs positive values, and {low.describe(ids)}")
-    if low.are_apart(source):
-        warn(f"logarithms are not modelled, since {low.describe(ids)}")
+        raise DataError(f"transform='log' needs positive values, and {found}")
+    if counts.sum() <= FEW * n_known and _are_apart(counts, source):
+        warn(f"logarithms are not modelled, since {found}")
     return False
+
+
+def low_counts(source: PackedSeries) -> np.ndarray:
+    """Return how many values of each series, (N,), are 0 or below, and have no logarithm."""
+    low = np.flatnonzero(source.values[0] <= 0)
+    series = np.searchsorted(source.offsets, low, "right") - 1
+    return np.bincount(series, minlength=source.n_series)
+
+
+def _are_apart(counts: np.ndarray, source: PackedSeries) -> bool:
+    """Whether low values, so many of each series, are few there and apart from all others, as if
+    they stood for missing ones.
+
+    In each series that has them, positive values below a third of their median are then fewer. Of
+    counts with a small mean, or values that vary around 0, they are more.
+    """
+    for i in np.flatnonzero(counts)[:N_SERIES]:
+        values = source.cut(np.array([i]), np.array([0]), int(source.lengths[i]))[0]
+        positive = values[values > 0]
+        # a series without any teaches nothing of its own
+        if not len(positive):
+            continue
+        n_small = int((positive <= SMALL * np.median(positive)).sum())
+        if counts[i] > FEW * (len(positive) + counts[i]) or n_small >= counts[i]:
+            return False
+    return True
 
 
 def typical_change(z: np.ndarray, season: int) -> float:

@@ -2,6 +2,7 @@
 
 :class:`Features` has the formulas, once for NumPy and torch: training reads the past of all steps
 of a window through :class:`WindowPast`, and the exported step reads that of one step in torch.
+:class:`Correction` is what is done to the outputs of networks; ``calibration.py`` learns it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -26,57 +27,26 @@ TRANSFORMS = ("log", "none")
 # first and last value of the memory, the mean of the last season and of the memory, the naive
 # forecast of the long season, and the mean of the last N_SEASONS seasons at the same place.
 BASELINE_NAMES = ("last", "drift", "level", "mean", "long season", "seasonal mean")
+SOURCES = ("network", "seasonal naive", *BASELINE_NAMES)
 N_SEASONS = 4  # the memory holds as many
 DEVIATION = math.sqrt(math.pi / 2)  # of a normal error, in units of its mean absolute value
 
 Array = TypeVar("Array", np.ndarray, Tensor)
 
 
-class PastValues(Protocol[Array]):
-    """Values before and at each of S steps of B series, with missing ones filled in.
+class Past(Generic[Array]):
+    """Values before and at each of S steps of B series, with missing ones filled in, and what
+    :meth:`Features.describe` says of them.
+
+    Parameters
+    ----------
+    z, filled : array of shape (B, K)
+        Transformed values up to the last step, as they were given, and with missing ones filled in.
 
     Attributes
     ----------
     xp : module
         NumPy or torch: the formulas use ``where``, ``isnan`` and ``log``.
-    """
-
-    xp: Any
-
-    def recent(self, n: int) -> Array:
-        """Return the last ``n`` values at each step: (B, S, n)."""
-
-    def at(self, offsets: np.ndarray) -> Array:
-        """Return the values at ``step + offset`` for each offset, 0 or less: (B, S, offsets)."""
-
-    def back(self, n: int) -> Array:
-        """Return the value ``n`` steps before each step: (B, S)."""
-
-    def mean(self, n: int, back: int = 0) -> Array:
-        """Return the mean of the known values in the ``n`` steps up to ``back`` steps before each
-        step: (B, S), NaN if there are none.
-        """
-
-    def slope(self, n: int) -> Array:
-        """Return the mean change from step to step in the last ``n`` steps, of values that are
-        known or filled in: (B, S), NaN if there are none.
-        """
-
-    def mean_change(self, back: int, n: int) -> Array:
-        """Return the mean absolute change over ``back`` steps in the last ``n`` steps: (B, S).
-
-        Only values that were given count, not those that were filled in. NaN if there are none.
-        """
-
-    def any_missing(self, values: Array) -> bool:
-        """Whether formulas must treat missing values; always true where a graph is traced."""
-
-
-class Past(NamedTuple, Generic[Array]):
-    """Statistics at each of S steps of B series, from values up to that step.
-
-    Attributes
-    ----------
     naive : array of shape (B, S, h)
         Seasonal naive forecast in units of the transform: the last known value at the same position
         in the season.
@@ -85,15 +55,63 @@ class Past(NamedTuple, Generic[Array]):
     known : array of bool, shape (B, S)
         Whether there is a value to forecast from. Elsewhere ``naive`` and ``level`` are 0 and
         ``scale`` is 1.
-    values : PastValues
-        The values from which these were computed.
     """
 
+    xp: Any
     naive: Array
     level: Array
     scale: Array
     known: Array
-    values: PastValues[Array]
+
+    def __init__(self, z: Array, filled: Array) -> None:
+        self.z: Array = z
+        self.filled: Array = filled
+
+    def recent(self, n: int) -> Array:
+        """Return the last ``n`` values at each step: (B, S, n)."""
+        raise NotImplementedError
+
+    def at(self, offsets: np.ndarray) -> Array:
+        """Return the values at ``step + offset`` for each offset, 0 or less: (B, S, offsets)."""
+        raise NotImplementedError
+
+    def back(self, n: int) -> Array:
+        """Return the value ``n`` steps before each step: (B, S)."""
+        raise NotImplementedError
+
+    def any_missing(self, values: Array) -> bool:
+        """Whether formulas must treat missing values; always true where a graph is traced."""
+        raise NotImplementedError
+
+    def mean_of(self, values: Array, n: int, back: int = 0) -> Array:
+        """Return the mean of those values (B, K) that are known among the ``n`` up to ``back``
+        columns before each step: (B, S), NaN if none is.
+        """
+        raise NotImplementedError
+
+    def mean(self, n: int, back: int = 0) -> Array:
+        """Return the mean of the known values in the ``n`` steps up to ``back`` steps before each
+        step: (B, S), NaN if there are none.
+        """
+        return self.mean_of(self.filled, n, back)
+
+    def slope(self, n: int) -> Array:
+        """Return the mean change from step to step in the last ``n`` steps, of values that are
+        known or filled in: (B, S), NaN if there are none.
+        """
+        return self.mean_of(changes(self.filled, 1), n)
+
+    def mean_change(self, back: int, n: int) -> Array:
+        """Return the mean absolute change over ``back`` steps in the last ``n`` steps: (B, S).
+
+        Only values that were given count, not those that were filled in. NaN if there are none.
+        """
+        return self.mean_of(abs(changes(self.z, back)), n)
+
+
+def changes(values: Array, back: int) -> Array:
+    """Return the changes of values (B, K) over ``back`` columns: (B, K - back)."""
+    return values[:, back:] - values[:, : values.shape[1] - back]
 
 
 @dataclass(frozen=True)
@@ -193,18 +211,13 @@ class Features:
             )
         return np.log(values)
 
-    def inverse(self, values: np.ndarray) -> np.ndarray:
-        """Undo :meth:`forward`; nothing is below 0 if ``nonnegative``."""
-        if self.log:
-            return np.exp(values)
-        return np.maximum(values, 0.0) if self.nonnegative else values
-
-    def past(self, z: np.ndarray, n_steps: int) -> Past[np.ndarray]:
-        """Compute the statistics at the last ``n_steps`` of transformed values (B, K), with the
-        steps before.
+    def past(self, z: np.ndarray, n_steps: int) -> WindowPast:
+        """Compute the past of the last ``n_steps`` of transformed values (B, K), with the steps
+        before.
         """
-        filled = self._fill_missing(z)
-        return self.statistics(WindowPast(z, filled, n_steps))
+        past = WindowPast(z, self._fill_missing(z), n_steps)
+        self.describe(past)
+        return past
 
     def inputs(self, past: Past[np.ndarray], out: np.ndarray) -> None:
         """Write the inputs of each step to ``out``, of shape (B, S, n_inputs)."""
@@ -219,22 +232,22 @@ class Features:
         if not past.known.all():
             out[~past.known] = 0.0
 
-    def statistics(self, values: PastValues[Array]) -> Past[Array]:
+    def describe(self, past: Past[Array]) -> None:
         """Compute level, scale and seasonal naive forecast at each step."""
-        xp = values.xp
-        scale = values.mean_change(self.season, self.memory)
-        if values.any_missing(scale):  # in the first season: change from step to step
-            by_step = values.mean_change(1, self.memory)
+        xp = past.xp
+        scale = past.mean_change(self.season, self.memory)
+        if past.any_missing(scale):  # in the first season: change from step to step
+            by_step = past.mean_change(1, self.memory)
             scale = xp.where(xp.isnan(scale), by_step, scale)
         # also where the scale is NaN, which no comparison is true of
         smallest = self.smallest_scale
         scale = xp.where(scale > smallest, scale, smallest)
-        level = values.mean(self.season)
-        last = values.back(0)
+        level = past.mean(self.season)
+        last = past.back(0)
         # missing values are filled in: none is left where there was one in reach
         known = ~xp.isnan(last)
-        naive = values.at(self.counterparts())
-        if values.any_missing(last) or values.any_missing(naive):
+        naive = past.at(self.counterparts())
+        if past.any_missing(last) or past.any_missing(naive):
             missing = xp.isnan(naive)
             last = last[:, :, None]
             naive = xp.where(missing, last, naive)
@@ -242,27 +255,29 @@ class Features:
             naive = xp.where(known[:, :, None], naive, 0.0)
             level = xp.where(known, level, 0.0)
             scale = xp.where(known, scale, 1.0)
-        return Past(naive, level, scale, known, values)
+        past.naive = naive
+        past.level = level
+        past.scale = scale
+        past.known = known
 
     def input_columns(self, past: Past[Array]) -> Iterator[Array]:
         """Yield the inputs in order, in groups of columns (B, S, n); not clipped, NaN where
         missing.
         """
-        values = past.values
         level = past.level
         scale = past.scale
         # one division for all inputs, which are many more than scales
         inverse = 1.0 / scale[:, :, None]
-        recent = values.recent(self.input_size)
+        recent = past.recent(self.input_size)
         yield (recent - level[:, :, None]) * inverse
         trends = (
-            level - values.mean(self.season, self.lag),
-            values.back(0) - values.back(self.season),
-            values.mean(self.lag) - level,
+            level - past.mean(self.season, self.lag),
+            past.back(0) - past.back(self.season),
+            past.mean(self.lag) - level,
         )
         for trend in trends:
             yield (trend / scale)[:, :, None]
-        size = values.xp.log(scale / self.unit)
+        size = past.xp.log(scale / self.unit)
         yield size[:, :, None]
         if self.lag > self.season:
             yield from self._lagged_columns(past, inverse)
@@ -282,8 +297,8 @@ class Features:
             first = shift - self.lag
             stop = min(shift, self.h)
             offsets = np.arange(first, stop) + 1 - shift
-            lagged = past.values.at(offsets)
-            level_then = past.values.mean(self.season, shift)
+            lagged = past.at(offsets)
+            level_then = past.mean(self.season, shift)
             # in place: these are the largest arrays of a window
             lagged -= level_then[:, :, None]
             lagged -= past.naive[:, :, first:stop] - level
@@ -294,24 +309,43 @@ class Features:
         """Return the forecasts of BASELINE_NAMES as differences from the seasonal naive one, in
         units of the scale: (B, S, 6, h). Where a value is missing, the difference is 0.
         """
-        values = past.values
-        xp = values.xp
+        xp = past.xp
         naive = past.naive[:, :, None]
-        last = values.back(0)[:, :, None]
-        drift = last + values.slope(self.memory)[:, :, None] * xp.arange(1, self.h + 1)
-        mean = values.mean(self.memory)[:, :, None]
-        long_season = values.at(self.counterparts(self.lag))
+        last = past.back(0)[:, :, None]
+        drift = last + past.slope(self.memory)[:, :, None] * xp.arange(1, self.h + 1)
+        mean = past.mean(self.memory)[:, :, None]
+        long_season = past.at(self.counterparts(self.lag))
         # a graph is traced: few operations on larger arrays
         zeros = 0.0 * past.naive
         parts = [zeros + last, drift, zeros + past.level[:, :, None], zeros + mean, long_season]
         others = xp.stack(parts, 2) - naive
         others = xp.where(xp.isnan(others), 0.0, others)
         turns = np.arange(1, N_SEASONS)[:, None] * self.season
-        seasons = values.at((self.counterparts() - turns).ravel())
+        seasons = past.at((self.counterparts() - turns).ravel())
         seasons = seasons.reshape(*seasons.shape[:2], N_SEASONS - 1, self.h) - naive
         seasons = xp.where(xp.isnan(seasons), 0.0, seasons).sum(2) / N_SEASONS
         scale = past.scale[:, :, None, None]
         return xp.concatenate([others, seasons[:, :, None]], 2) / scale
+
+    def denormalised(
+        self,
+        out: Array,
+        past: Past[Array],
+        quantiles: Sequence[float],
+        correction: Correction | None,
+    ) -> Array:
+        """Convert outputs (B, 1 + Q, h) at one step to the units of the series; nothing is below 0
+        if ``nonnegative``. NaN where no value is known: the naive forecast of 0 would pass for one.
+        """
+        xp = past.xp
+        if correction is not None:
+            out = correction.apply(out, self.baselines(past)[:, 0], xp)
+        z = self.widened(past.naive + past.scale[:, :, None] * out, past, quantiles)
+        if self.log:
+            z = xp.exp(z)
+        elif self.nonnegative:
+            z = xp.clip(z, 0.0, None)
+        return xp.where(past.known[:, :, None], z, xp.nan)
 
     def widened(
         self,
@@ -328,9 +362,9 @@ class Features:
         """
         if not self.wander or not quantiles:
             return z
-        xp = past.values.xp
-        unknown = xp.isnan(past.values.mean_change(self.season, self.memory))
-        from_last = xp.isnan(past.values.at(self.counterparts()))
+        xp = past.xp
+        unknown = xp.isnan(past.mean_change(self.season, self.memory))
+        from_last = xp.isnan(past.at(self.counterparts()))
         error = xp.where(from_last, xp.asarray(np.array(self.wander)), self.unit)
         deviation = DEVIATION * error[:, 0]
         point = z[:, 0]
@@ -380,26 +414,13 @@ class Features:
         return filled
 
 
-class WindowPast:
-    """Past of the last ``n_steps`` steps of values (B, K) in NumPy, as :class:`PastValues`.
+class WindowPast(Past[np.ndarray]):
+    """Past of the last ``n_steps`` steps in NumPy."""
 
-    Parameters
-    ----------
-    z, filled : ndarray of shape (B, K)
-        Transformed values as they were given, and with missing ones filled in.
-    n_steps : int
-    """
+    xp = np  # of the class: modules cannot be pickled
 
-    xp: Any = np  # of the class: modules cannot be pickled
-
-    def __init__(
-        self,
-        z: np.ndarray,
-        filled: np.ndarray,
-        n_steps: int,
-    ) -> None:
-        self.z = z
-        self.filled = filled
+    def __init__(self, z: np.ndarray, filled: np.ndarray, n_steps: int) -> None:
+        super().__init__(z, filled)
         self.n_steps = n_steps
         # of all K steps, by their length: several features need the same mean
         self._means: dict[int, np.ndarray] = {}
@@ -420,17 +441,8 @@ class WindowPast:
             self._means[n] = rolling_mean(self.filled, n)
         return self._shifted(self._means[n], back)
 
-    def slope(self, n: int) -> np.ndarray:
-        change = np.full(self.filled.shape, np.nan)
-        np.subtract(self.filled[:, 1:], self.filled[:, :-1], out=change[:, 1:])
-        return self._shifted(rolling_mean(change, n), 0)
-
-    def mean_change(self, back: int, n: int) -> np.ndarray:
-        change = np.full(self.z.shape, np.nan)
-        earlier = self.z[:, :-back]
-        step = self.z[:, back:] - earlier
-        np.abs(step, out=change[:, back:])
-        return self._shifted(rolling_mean(change, n), 0)
+    def mean_of(self, values: np.ndarray, n: int, back: int = 0) -> np.ndarray:
+        return self._shifted(rolling_mean(values, n), back)
 
     def any_missing(self, values: np.ndarray) -> bool:
         return bool(np.isnan(values).any())
@@ -452,6 +464,47 @@ class WindowPast:
         if stop > 0:
             out[:, -stop:] = values[:, :stop]
         return out
+
+
+@dataclass(frozen=True)
+class Correction:
+    """What is done to the outputs of networks before they are converted to values.
+
+    All in units of the series' scale, so that bands are as wide as each series varies. It depends
+    on a series' past as the outputs do, and on nothing else.
+
+    Attributes
+    ----------
+    weights : ndarray of shape (sources, h)
+        Of each of SOURCES in the point forecast; they add up to 1.
+    spread : ndarray of shape (h,)
+        Factor of the distances between quantiles and point forecast.
+    offsets : ndarray of shape (Q, h)
+        Added to the quantiles then.
+    trust : ndarray of shape (h,)
+        Share of what the held-out end taught in all of them, from 0 to 1; the rest is the network
+        as it is.
+    """
+
+    weights: np.ndarray
+    spread: np.ndarray
+    offsets: np.ndarray
+    trust: np.ndarray
+
+    def apply(self, out: Array, baselines: Array, xp: Any) -> Array:
+        """Return corrected outputs (..., 1 + Q, h), for baselines (..., B, h)."""
+        as_array = np.asarray if xp is np else xp.as_tensor
+        network = out[..., :1, :]
+        others = as_array(self.weights[2:]) * baselines
+        point = as_array(self.weights[:1]) * network + others.sum(-2)[..., None, :]
+        distances = as_array(self.spread) * (out[..., 1:, :] - network)
+        levels = point + distances + as_array(self.offsets)
+        rows = [point]
+        for i in range(len(self.offsets)):
+            row = levels[..., i : i + 1, :]
+            # never below the quantile before
+            rows.append(row if i == 0 else xp.maximum(rows[-1], row))
+        return xp.concatenate(rows, -2)
 
 
 def rolling_mean(values: np.ndarray, n: int) -> np.ndarray:

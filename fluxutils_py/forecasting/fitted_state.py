@@ -9,20 +9,12 @@ import numpy as np
 from torch import nn
 
 from fluxutils_py.errors import DataError, warn
-from fluxutils_py.forecasting.correction import SOURCES, Correction
-from fluxutils_py.forecasting.covariates import Covariates, filled_forward
-from fluxutils_py.forecasting.features import Features
+from fluxutils_py.forecasting.channels import Channels, filled_forward
+from fluxutils_py.forecasting.features import Correction, Features
 from fluxutils_py.forecasting.forecaster_settings import RECURRENT, output_columns
-from fluxutils_py.forecasting.network_size import LEAST_STEPS
-from fluxutils_py.forecasting.panel_windows import (
-    Channels,
-    PackedSeries,
-    PanelWindows,
-)
+from fluxutils_py.forecasting.panel_windows import PackedSeries, PanelWindows
 from fluxutils_py.frames.frequency import Frequency
 from fluxutils_py.frames.panel import Columns, Panel
-
-LITTLE = 0.1  # weight of the networks in a forecast that others make
 
 
 @dataclass(frozen=True)
@@ -33,7 +25,6 @@ class FittedState:
     ----------
     features : Features
     channels : Channels
-    covariates : Covariates
     columns : Columns
         Of the frames that it reads.
     quantiles : tuple of float
@@ -56,7 +47,6 @@ class FittedState:
 
     features: Features
     channels: Channels
-    covariates: Covariates
     columns: Columns
     quantiles: tuple[float, ...]
     frequency: Frequency
@@ -84,10 +74,10 @@ class FittedState:
 
     def windows(self, panel: Panel) -> PanelWindows:
         """Return the windows of a panel, from its first step."""
-        values = self.channel_values(panel)
+        values = self.channels.values(panel, self.columns.target)
         # not the target: the features tell given values from those that they fill in
         values[1:] = filled_forward(values[1:], panel.lengths)
-        return self.packed_windows(values, panel.lengths, self.covariates.static(panel))
+        return self.packed_windows(values, panel.lengths, self.channels.static(panel))
 
     def tail_windows(self, tail: np.ndarray, static: np.ndarray) -> PanelWindows:
         """Return the windows of tails (C, N, K). Where only covariates are known ahead, other
@@ -96,14 +86,6 @@ class FittedState:
         lengths = np.full(tail.shape[1], tail.shape[2])
         return self.packed_windows(tail.reshape(len(tail), -1), lengths, static)
 
-    def channel_values(self, panel: Panel) -> np.ndarray:
-        """Return the target, past covariates and those known ahead: (C, total), NaN where
-        missing.
-        """
-        target = panel.values[self.columns.target][None]
-        covariates = [self.covariates.steps(panel, group) for group in ("hist", "futr")]
-        return np.concatenate([target, *covariates])
-
     def packed_windows(
         self, values: np.ndarray, lengths: np.ndarray, static: np.ndarray
     ) -> PanelWindows:
@@ -111,10 +93,11 @@ class FittedState:
         total).
         """
         # those known ahead apart: windows read them beyond the end of the others
-        n_source = len(values) - self.channels.n_ahead
+        n_ahead = len(self.channels.futr)
+        n_source = len(values) - n_ahead
         source = PackedSeries(values[:n_source], lengths)
-        ahead = PackedSeries(values[n_source:], lengths) if self.channels.n_ahead else None
-        return PanelWindows(source, self.features, self.channels, static, ahead, self.correction)
+        ahead = PackedSeries(values[n_source:], lengths) if n_ahead else None
+        return PanelWindows(source, self.features, self.channels, static, ahead)
 
     def require_modelled(self, panel: Panel) -> None:
         """Raise DataError, with series and time, if a value has no logarithm and the networks model
@@ -136,18 +119,6 @@ class FittedState:
             )
 
 
-def warn_long_horizon(h: int, lengths: np.ndarray) -> None:
-    """Warn, in training, of a horizon that no series is longer than."""
-    # in training, targets end with the series
-    longest = int(lengths.max())
-    if longest <= h:
-        warn(
-            f"no series is longer than the horizon of {h} steps (the longest has {longest}): "
-            f"training does not see what comes {longest} or more steps later, which is forecast "
-            "as the season before"
-        )
-
-
 def warn_short_series(
     season: int, lengths: np.ndarray, ids: np.ndarray, only: np.ndarray | None = None
 ) -> None:
@@ -163,24 +134,4 @@ def warn_short_series(
             f"{len(short)} of {len(series)} series have no more steps than a season of {season} "
             f"(series {ids[first]!r} has {lengths[first]}): where the season before "
             "is not known, they are forecast from their last value"
-        )
-
-
-def warn_little_learnt(correction: Correction | None, max_steps: int) -> None:
-    """Warn where the networks have hardly a part in the forecasts, in the mean of the horizon."""
-    # networks that were not trained do not show that there is nothing to learn
-    if correction is None or max_steps < LEAST_STEPS:
-        return
-    # of what was learnt, before it was mixed with the network as it is
-    learnt = 1 - (1 - correction.weights[0]) / correction.trust
-    network = learnt.mean()
-    simple = correction.weights[1:].mean(1)
-    if network < LITTLE:
-        best = int(np.argmax(simple))
-        warn(
-            f"the networks earned a weight of {network:.2f} on the held-out ends of the series, in "
-            "the mean of the horizon: nothing was learnt beyond simple forecasts, of which the "
-            f"{SOURCES[1 + best]} has the largest weight, {simple[best]:.2f} (correction_.weights "
-            "has all). Covariates or more series may help; in a random walk nothing more is to "
-            "learn"
         )

@@ -14,9 +14,9 @@ from fluxutils_py.explaining.sequence_display import format_times, legend_above
 from fluxutils_py.forecasting.fitted_state import FittedState
 from fluxutils_py.forecasting.forecaster import Forecaster
 from fluxutils_py.forecasting.history import History
-from fluxutils_py.forecasting.outputs import forecast_values, future_covariates, require_frame
+from fluxutils_py.forecasting.outputs import forecast_any, require_frame, rows_ahead
 from fluxutils_py.frames.frames import Frame, require
-from fluxutils_py.frames.panel import read_steps, series_numbers
+from fluxutils_py.frames.panel import series_numbers
 
 Line = tuple[np.ndarray, np.ndarray]  # times and values, or lower and upper values
 
@@ -83,7 +83,7 @@ class ForecastDisplay:
         axes : sequence of matplotlib Axes, optional
             One per series. None: make a new figure.
         """
-        check_is_fitted(fc, "models_")
+        check_is_fitted(fc, "state_")
         fitted = fc.state_
         history = fc.history_
         # more panels would not be legible in one figure
@@ -94,8 +94,9 @@ class ForecastDisplay:
                 f"ids has {ids[series.index(-1)]!r}, which is none of the {len(fc.ids_)} series of "
                 "the forecaster"
             )
-        ahead = future_covariates(fitted, history, futr_df, fitted.h)
-        values = forecast_values(fitted, history, ahead)
+        values = forecast_any(fitted, history, futr_df, None)
+        ahead = np.arange(fitted.h)
+        end = history.lengths
         if n_history is None:
             n_history = 3 * fitted.h
         n = min(n_history, history.n_kept)
@@ -110,7 +111,7 @@ class ForecastDisplay:
         display = cls(
             ids=ids,
             history=[_last_values(history, i, n) for i in series],
-            forecast=[(_times_ahead(history, i, fitted.h), values[i, 0]) for i in series],
+            forecast=[(_step_times(history, i, end[i] + ahead), values[i, 0]) for i in series],
             bands=bands,
             truth=truth,
         )
@@ -144,15 +145,6 @@ class ForecastDisplay:
             ax.fill_between(times, lower, upper, color="C0", alpha=0.2, linewidth=0, label="band")
 
 
-def _times_ahead(
-    history: History,
-    series: int,
-    h: int,
-) -> np.ndarray:
-    """Return the times of the ``h`` steps after the end of a series."""
-    return _step_times(history, series, int(history.lengths[series]) + np.arange(h))
-
-
 def _last_values(
     history: History,
     series: int,
@@ -175,23 +167,19 @@ def _step_times(
 
 
 def _read_truth(
-    fitted: FittedState,
-    history: History,
-    truth_df: object,
-    series: list[int],
+    fitted: FittedState, history: History, truth_df: object, series: list[int]
 ) -> list[Line]:
     require_frame(history)
     columns = fitted.columns
     frame = Frame(truth_df, "truth_df")
     # without the covariates, which a picture does not need
     frame.require(replace(columns, hist=(), futr=()).arguments())
-    row_series, steps = read_steps(frame, columns, history.panel)
-    values = frame.numbers(columns.target, missing=True)
+    # the truth may have gaps, rows of the past, and rows after the horizon
+    rows, series_of_row, step = rows_ahead(fitted, frame, history.panel, fitted.h)
+    values = frame.numbers(columns.target, missing=True)[rows]
     truth = []
     for i in series:
-        # the truth may have gaps, rows of the past, and rows after the horizon
-        ahead = steps - history.lengths[i]
-        rows = np.flatnonzero((row_series == i) & (ahead >= 0) & (ahead < fitted.h))
-        rows = rows[np.argsort(steps[rows])]
-        truth.append((_step_times(history, i, steps[rows]), values[rows]))
+        at = np.flatnonzero(series_of_row == i)
+        at = at[np.argsort(step[at])]
+        truth.append((_step_times(history, i, history.lengths[i] + step[at]), values[at]))
     return truth

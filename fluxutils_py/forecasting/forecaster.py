@@ -10,14 +10,11 @@ from typing import Any, Self
 import numpy as np
 from sklearn.base import clone
 from sklearn.utils.validation import check_is_fitted
-from torch import nn
 
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.estimator.spec import explains_arguments
 from fluxutils_py.exporting.export_files import check_format
-from fluxutils_py.forecasting.correction import Correction
 from fluxutils_py.forecasting.cross_validation import cross_validate
-from fluxutils_py.forecasting.features import Features
 from fluxutils_py.forecasting.fitted_state import (
     FittedState,
     warn_short_series,
@@ -40,9 +37,9 @@ from fluxutils_py.forecasting.forecaster_settings import (
 from fluxutils_py.forecasting.history import History, start_history
 from fluxutils_py.forecasting.model_fitting import fit_panel
 from fluxutils_py.forecasting.outputs import (
+    extended_history,
     forecast_any,
     forecast_frame,
-    further_steps,
     future_frame,
     require_same_static,
     score_forecasts,
@@ -50,12 +47,14 @@ from fluxutils_py.forecasting.outputs import (
 from fluxutils_py.forecasting.panel_windows import PanelWindows
 from fluxutils_py.forecasting.read_series import check_val_size, read_series
 from fluxutils_py.frames.frames import is_frame
-from fluxutils_py.frames.frequency import Frequency
 from fluxutils_py.frames.panel import Panel, read_panel
 from fluxutils_py.nn.precision import undisturbed
 from fluxutils_py.parallel import RankGroup, get_communicator
 from fluxutils_py.sklearn_callbacks import begin_fit, nothing, run_with_callbacks
 from fluxutils_py.validation import check_integer
+
+# the ends of the series, or what start_history computes them from
+Origin = History | tuple[PanelWindows, Panel]
 
 
 def _id_type(label: object) -> type:
@@ -184,16 +183,6 @@ class Forecaster(ForecasterSettings):
     (1, 1, 6)
     """
 
-    features_: Features
-    frequency_: Frequency
-    loss_name_: Any
-    network_: str
-    models_: tuple[nn.Module, ...]
-    correction_: Correction | None
-    loss_curve_: tuple[float, ...]
-    validation_loss_curve_: tuple[float, ...]
-    network_errors_: dict[str, float]
-
     # -- fit and predict ---------------------------------------------------------------------------
 
     def fit(
@@ -276,17 +265,9 @@ class Forecaster(ForecasterSettings):
                 end_fit = begin_fit(self, df, n_epochs=None, fitted=None)
             # before any attribute changes: after an error the earlier fit stays
             state, windows = fit_panel(self, columns, ranks, panel, val_size)
-        self._keep(state, (windows, panel))
-        end_fit()
-
-    def _keep(self, state: FittedState, origin: History | tuple[PanelWindows, Panel]) -> None:
-        """Take what was learnt, and the ends of the series or what :func:`start_history` computes
-        them from.
-        """
         self.state_ = state
-        self._origin = origin
-        for name, value in vars(state).items():
-            setattr(self, f"{name}_", value)
+        self._origin: Origin = (windows, panel)
+        end_fit()
 
     @undisturbed()
     def predict(
@@ -375,10 +356,9 @@ class Forecaster(ForecasterSettings):
         # what cannot follow is refused: the stored series would be unusable from then on
         self._require_ids(panel.ids, known.ids)
         require_same_static(fitted, history, panel, static_df)
-        steps = further_steps(fitted, history, panel, df)
-        longer = history.extended(fitted.models, steps, fitted.tail_windows)
+        longer, series = extended_history(fitted, history, panel, df)
         self._origin = longer
-        warn_short_series(fitted.features.season, longer.lengths, longer.panel.ids, steps.series)
+        warn_short_series(fitted.features.season, longer.lengths, longer.panel.ids, series)
         return self
 
     def make_future_dataframe(self, h: int | None = None) -> Any:
@@ -537,14 +517,14 @@ class Forecaster(ForecasterSettings):
         # before the constructor, which needs the code that the file lacks
         content = read_forecaster(path, arguments, cls.__name__)
         forecaster = cls(**{**content["settings"], **arguments})
-        cls._keep(forecaster, *load_state(content, forecaster, path))
+        forecaster.state_, forecaster._origin = load_state(content, forecaster, path)
         return forecaster
 
     # -- data --------------------------------------------------------------------------------------
 
     @property
     def _fitted(self) -> FittedState:
-        check_is_fitted(self, "models_")
+        check_is_fitted(self, "state_")
         return self.state_
 
     def _read_known(self, df: object, static_df: object, zone: str | None = None) -> Panel:
@@ -610,3 +590,15 @@ class Forecaster(ForecasterSettings):
     @property
     def ids_(self) -> np.ndarray:
         return self.history_.panel.ids
+
+    # -- what was learnt ---------------------------------------------------------------------------
+
+    features_ = property(lambda self: self.state_.features)
+    frequency_ = property(lambda self: self.state_.frequency)
+    loss_name_ = property(lambda self: self.state_.loss_name)
+    network_ = property(lambda self: self.state_.network)
+    models_ = property(lambda self: self.state_.models)
+    correction_ = property(lambda self: self.state_.correction)
+    loss_curve_ = property(lambda self: self.state_.loss_curve)
+    validation_loss_curve_ = property(lambda self: self.state_.validation_loss_curve)
+    network_errors_ = property(lambda self: self.state_.network_errors)

@@ -5,8 +5,7 @@ compare the files with them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,40 +16,17 @@ from fluxutils_py.errors import ExportError
 from fluxutils_py.exporting.export_files import ExportedModel, Path, write_graph
 from fluxutils_py.exporting.graph import Graph
 from fluxutils_py.exporting.steps import InitialState, ModelStep
-from fluxutils_py.forecasting.covariates import Covariate, Covariates
-from fluxutils_py.forecasting.direct_model import Ensemble
+from fluxutils_py.forecasting.channels import Covariate
 from fluxutils_py.forecasting.features import LARGEST, SEASONS_BACK, Past
 from fluxutils_py.forecasting.fitted_state import FittedState
 from fluxutils_py.forecasting.history import forecasts_along
+from fluxutils_py.forecasting.networks import Ensemble
 from fluxutils_py.forecasting.panel_windows import PanelWindows
 from fluxutils_py.frames.panel import Panel
 from fluxutils_py.parallel import get_communicator
 from fluxutils_py.versions import installed_version
 
-
-class StepState(NamedTuple):
-    """What a step keeps of the steps before it, besides the states of the networks.
-
-    Attributes
-    ----------
-    values : Tensor of shape (2, B, K)
-        The last values, as they came and with missing ones filled in.
-    age : Tensor of shape (B,)
-        Steps since the last value that was not filled in from it; NaN before the first.
-    past : Tensor of shape (B, n), optional
-        The last past covariates.
-    known : Tensor of shape (B, n, season), optional
-        Each covariate known ahead at the last season's steps.
-    """
-
-    values: Tensor
-    age: Tensor
-    past: Tensor | None = None
-    known: Tensor | None = None
-
-    def present(self) -> tuple[Tensor, ...]:
-        """Return the tensors that the forecaster has."""
-        return tuple(tensor for tensor in self if tensor is not None)
+N_COMPARED = 24  # steps at which forecasts are compared
 
 
 class ForecastStep(nn.Module):
@@ -71,7 +47,11 @@ class ForecastStep(nn.Module):
     inputs : dict of str to int
         Names and numbers of features of the inputs.
     initial : tuple of InitialState
-        The tensors of a :class:`StepState`, then the states of the networks.
+        The tensors that a step keeps of the steps before it: "values" (2, B, K), the last ones, as
+        they came and with missing ones filled in; "age" (B,), steps since the last value that was
+        not filled in from it, NaN before the first; "past" (B, n), the last past covariates;
+        "known" (B, n, season), each covariate known ahead at the last season's steps. Then the
+        states of the networks.
     n_outputs : int
         The point forecast and each quantile, ``(B, h)``.
 
@@ -85,42 +65,37 @@ class ForecastStep(nn.Module):
         self.features = features = fitted.features
         self.channels = channels = fitted.channels
         self.correction = fitted.correction
+        self.quantiles = fitted.quantiles
         self.n_models = len(fitted.models)
         self.n_outputs = len(fitted.names)
-        self.quantiles = fitted.quantiles
-        sizes = {
-            "past": channels.n_past,
-            "static": channels.n_static,
-            "known": channels.n_ahead * (1 + channels.h),
-        }
-        # a graph has no inputs of size 0
-        present = {name: n for name, n in sizes.items() if n}
-        self.inputs = {"y": 1, **present}
-        covariates = fitted.covariates
-        self._register_scales("past", covariates.hist)
-        self._register_scales("static", covariates.stat)
-        # each has a value now, and one at each of the next steps
-        self._register_scales("known", covariates.futr, times=1 + channels.h)
-        parameter = next(fitted.models[0].parameters())
-        self.dtype = parameter.dtype
-        self.network = self._network_step(fitted.models)
+        self.inputs = {"y": 1}
         # enough for every feature, and for the seasons from which a missing value is filled in
-        n_seasons = SEASONS_BACK * features.season
-        self.n_kept = max(features.reach, n_seasons) + 1
-        states = self._initial_states()
-        self.n_states = len(states)
+        self.n_kept = max(features.reach, SEASONS_BACK * features.season) + 1
+        self.kept: dict[str, tuple[int, ...]] = {"values": (2, 1, self.n_kept), "age": (1,)}
+        for name, group in channels.groups.items():
+            if not group:
+                continue  # a graph has no inputs of size 0
+            # those known ahead have a value now, and one at each of the next steps
+            times = 1 + channels.h if name == "known" else 1
+            for part in ("mean", "scale"):
+                values = torch.tensor([getattr(c, part) for c in group], dtype=torch.float64)
+                self.register_buffer(f"{part}_{name}", values.repeat_interleave(times))
+            self.inputs[name] = len(group) * times
+            if name == "past":
+                self.kept[name] = (1, len(group))
+            if name == "known":
+                self.kept[name] = (1, len(group), features.season)
+        self.dtype = next(fitted.models[0].parameters()).dtype
+        self.network = self._network_step(fitted.models)
+        # before the first step nothing is known
+        states = [
+            InitialState(
+                torch.full(shape, torch.nan, dtype=torch.float64),
+                batch_axis=1 if name == "values" else 0,
+            )
+            for name, shape in self.kept.items()
+        ]
         self.initial = (*states, *self.network.initial)
-
-    def _register_scales(
-        self,
-        name: str,
-        group: tuple[Covariate, ...],
-        times: int = 1,
-    ) -> None:
-        for part in ("mean", "scale"):
-            values = [getattr(covariate, part) for covariate in group]
-            buffer = torch.tensor(values, dtype=torch.float64)
-            self.register_buffer(f"{part}_{name}", buffer.repeat_interleave(times))
 
     def _network_step(self, models: Sequence[nn.Module]) -> ModelStep:
         networks = iter(models)
@@ -132,40 +107,19 @@ class ForecastStep(nn.Module):
         example = example.to(self.dtype)
         return ModelStep(ensemble, [example])
 
-    def _initial_states(self) -> list[InitialState]:
-        """Return the tensors of a :class:`StepState` before the first step: nothing is known."""
-
-        def missing(*shape: int) -> Tensor:
-            return torch.full(shape, torch.nan, dtype=torch.float64)
-
-        channels = self.channels
-        values = missing(2, 1, self.n_kept)
-        states = [InitialState(values, batch_axis=1)]
-        others = [missing(1)]
-        if channels.n_past:
-            others.append(missing(1, channels.n_past))
-        if channels.n_ahead:
-            season = self.features.season
-            others.append(missing(1, channels.n_ahead, season))
-        states += [InitialState(tensor, batch_axis=0) for tensor in others]
-        return states
-
     def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        n_inputs = len(self.inputs)
-        first_network = n_inputs + self.n_states
-        xs = self._scaled_inputs(tensors[:n_inputs])
-        state = self._named_state(tensors[n_inputs:first_network])
-        state = self._next_state(state, xs)
-        z, filled = state.values.unbind()
-        past = self.features.statistics(StepPast(z, filled))
-        inputs = self._network_inputs(past, xs, state)
+        first_state = len(self.inputs)
+        first_network = first_state + len(self.kept)
+        xs = self._scaled_inputs(tensors[:first_state])
+        kept = dict(zip(self.kept, tensors[first_state:first_network], strict=True))
+        kept = self._next_kept(kept, xs)
+        z, filled = kept["values"].unbind()
+        past = StepPast(z, filled)
+        self.features.describe(past)
+        inputs = self._network_inputs(past, xs, kept)
         out, *next_states = self.network(inputs, *tensors[first_network:])
         forecasts = self._forecasts(past, out)
-        return (
-            *forecasts.unbind(-2),
-            *state.present(),
-            *next_states,
-        )
+        return (*forecasts.unbind(-2), *kept.values(), *next_states)
 
     def _scaled_inputs(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
         """Return the inputs by name, with those known ahead as (B, n, 1 + h)."""
@@ -176,62 +130,42 @@ class ForecastStep(nn.Module):
             scale = getattr(self, f"scale_{name}")
             xs[name] = (xs[name] - mean) / scale
         if "known" in xs:
-            channels = self.channels
-            sizes = (channels.n_ahead, 1 + channels.h)
-            xs["known"] = xs["known"].unflatten(-1, sizes)
+            xs["known"] = xs["known"].unflatten(-1, (len(self.channels.futr), 1 + self.channels.h))
         return xs
 
-    def _named_state(self, tensors: Sequence[Tensor]) -> StepState:
-        # in the order of _initial_states
-        values, age, *others = tensors
-        past = others.pop(0) if self.channels.n_past else None
-        known = others.pop(0) if self.channels.n_ahead else None
-        return StepState(values, age, past, known)
-
-    def _next_state(
-        self,
-        state: StepState,
-        xs: dict[str, Tensor],
-    ) -> StepState:
-        """Return the state with the values and covariates of this step."""
-        past = state.past
-        if past is not None:
+    def _next_kept(self, kept: dict[str, Tensor], xs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return what is kept with the values and covariates of this step."""
+        later = {}
+        if "past" in kept:
             given = xs["past"]
-            past = torch.where(given.isnan(), past, given)
-        known = state.known
-        if known is not None:
+            later["past"] = torch.where(given.isnan(), kept["past"], given)
+        if "known" in kept:
             current = xs["known"][..., :1]
-            last = known[..., -1:]
+            last = kept["known"][..., -1:]
             current = torch.where(current.isnan(), last, current)
-            earlier = known[..., 1:]
-            known = torch.cat([earlier, current], -1)
+            later["known"] = torch.cat([kept["known"][..., 1:], current], -1)
         new = xs["y"]  # (B, 1)
         if self.features.log:
             new = new.log()
-        filled, age = self._filled_in(state, new)
+        filled, age = self._filled_in(kept["values"], kept["age"], new)
         both = torch.stack([new, filled])
-        kept = state.values.narrow(2, 1, self.n_kept - 1)
-        values = torch.cat([kept, both], -1)
-        return StepState(values, age, past, known)
+        values = torch.cat([kept["values"].narrow(2, 1, self.n_kept - 1), both], -1)
+        return {"values": values, "age": age, **later}
 
-    def _filled_in(
-        self,
-        state: StepState,
-        value: Tensor,
-    ) -> tuple[Tensor, Tensor]:
+    def _filled_in(self, values: Tensor, age: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Return a value (B, 1), filled in where it is missing, and the next ``age``.
 
         The rule is that of ``Features.past``: from the last seasons, else from the last value.
         """
         # a value that was filled in counts for the last value only, as in training
-        given, filled_in = state.values.unbind()
+        given, filled_in = values.unbind()
         filled = value
         for back in range(1, SEASONS_BACK + 1):
             at = self.n_kept - back * self.features.season
             earlier = given.narrow(1, at, 1)
             filled = torch.where(filled.isnan(), earlier, filled)
         missing = filled.isnan()
-        older = state.age + 1
+        older = age + 1
         is_older = missing.squeeze(1)
         age = torch.where(is_older, older, 0.0)
         # the age is NaN before the first value, and then nothing is near
@@ -242,10 +176,7 @@ class ForecastStep(nn.Module):
         return torch.where(missing, last, filled), age
 
     def _network_inputs(
-        self,
-        past: Past[Tensor],
-        xs: dict[str, Tensor],
-        state: StepState,
+        self, past: StepPast, xs: dict[str, Tensor], kept: dict[str, Tensor]
     ) -> Tensor:
         """Return the channels of the networks in the order of :class:`Channels`: (B, channels)."""
         columns = list(self.features.input_columns(past))
@@ -255,18 +186,21 @@ class ForecastStep(nn.Module):
         unknown = ~known | features.isnan()
         features = torch.where(unknown, 0.0, features)
         parts = [features.squeeze(1)]
-        current = self._current_covariates(xs, state)
+        current: list[Tensor] = []
+        if "past" in kept:
+            current += kept["past"].unbind(-1)
+        if "static" in xs:
+            current += xs["static"].unbind(-1)
+        if "known" in kept:
+            current += kept["known"][..., -1].unbind(-1)
         if current:
-            ordered = self.channels.in_order(current)
-            covariates = torch.stack(ordered, -1)
+            covariates = torch.stack(self.channels.in_order(current), -1)
             parts.append(covariates.nan_to_num())
-        if state.known is not None:
+        if "known" in kept:
             # of the values that the seasonal naive forecast repeats, the last one is the current
             offsets = self.features.season - 1 + self.features.counterparts()
-            at = torch.from_numpy(offsets)
-            before = state.known[..., at]
-            later = xs["known"][..., 1:]
-            ahead = torch.cat([later, before], -1)
+            before = kept["known"][..., torch.from_numpy(offsets)]
+            ahead = torch.cat([xs["known"][..., 1:], before], -1)
             parts.append(ahead.flatten(-2).nan_to_num())
         # base and scale, which only the loss in training reads
         n_unused = self.channels.h * self.channels.base + 1
@@ -274,22 +208,7 @@ class ForecastStep(nn.Module):
         parts.append(unused.expand(-1, n_unused))
         return torch.cat(parts, -1).to(self.dtype)
 
-    def _current_covariates(
-        self,
-        xs: dict[str, Tensor],
-        state: StepState,
-    ) -> list[Tensor]:
-        covariates: list[Tensor] = []
-        if state.past is not None:
-            covariates += state.past.unbind(-1)
-        if "static" in xs:
-            covariates += xs["static"].unbind(-1)
-        if state.known is not None:
-            current = state.known[..., -1]
-            covariates += current.unbind(-1)
-        return covariates
-
-    def _forecasts(self, past: Past[Tensor], out: Tensor) -> Tensor:
+    def _forecasts(self, past: StepPast, out: Tensor) -> Tensor:
         """Return the forecasts (B, outputs, h) in the units of the series; NaN where no value is
         known.
         """
@@ -297,36 +216,16 @@ class ForecastStep(nn.Module):
         by_model = out.unflatten(-1, (self.n_models, -1))
         mean = by_model.mean(-2)
         mean = mean.unflatten(-1, (self.n_outputs, -1))
-        # averaged before the transform is undone, as in "forecasts"
-        scale = past.scale[:, :, None]
-        if self.correction is not None:
-            baselines = self.features.baselines(past).squeeze(1)
-            mean = self.correction.apply(mean, baselines, torch)
-        y = past.naive + scale * mean
-        y = self.features.widened(y, past, self.quantiles)
-        if self.features.log:
-            y = y.exp()
-        elif self.features.nonnegative:
-            y = y.clamp(min=0.0)
-        # NaN: the naive forecast of 0 would pass for a forecast
-        known = past.known[:, :, None]
-        return torch.where(known, y, torch.nan)
+        return self.features.denormalised(mean, past, self.quantiles, self.correction)
 
 
-class StepPast:
-    """Past of one step in torch, as :class:`PastValues` with S = 1.
+class StepPast(Past[Tensor]):
+    """Past of one step in torch: S is 1."""
 
-    Parameters
-    ----------
-    z, filled : Tensor of shape (B, K)
-        The last values, the current one last, as they came and with missing ones filled in.
-    """
-
-    xp: ModuleType = torch
+    xp = torch
 
     def __init__(self, z: Tensor, filled: Tensor) -> None:
-        self.z = z
-        self.filled = filled
+        super().__init__(z, filled)
         self.n_kept = filled.shape[1]
 
     def recent(self, n: int) -> Tensor:
@@ -342,44 +241,17 @@ class StepPast:
         column = self.n_kept - 1 - n
         return self.filled.narrow(1, column, 1)
 
-    def mean(self, n: int, back: int = 0) -> Tensor:
-        return _known_mean(self.filled, self.n_kept - back, n)
-
-    def slope(self, n: int) -> Tensor:
-        later = self.filled.narrow(1, 1, self.n_kept - 1)
-        earlier = self.filled.narrow(1, 0, self.n_kept - 1)
-        return _known_mean(later - earlier, self.n_kept - 1, n)
-
-    def mean_change(self, back: int, n: int) -> Tensor:
-        n_changes = self.n_kept - back
-        later = self.z.narrow(1, back, n_changes)
-        earlier = self.z.narrow(1, 0, n_changes)
-        return _known_mean((later - earlier).abs(), n_changes, n)
+    def mean_of(self, values: Tensor, n: int, back: int = 0) -> Tensor:
+        stop = values.shape[1] - back
+        # narrow: slices with negative bounds would wrap around
+        start = max(0, stop - n)
+        part = values.narrow(1, start, max(0, stop) - start)
+        known = ~part.isnan()
+        total = torch.where(known, part, 0.0).sum(-1, keepdim=True)
+        return total / known.sum(-1, keepdim=True)
 
     def any_missing(self, values: Tensor) -> bool:
         return True  # a traced graph has one way through, for all values
-
-
-def _known_mean(
-    values: Tensor,
-    stop: int,
-    n: int,
-) -> Tensor:
-    """Return the mean (B, 1) of the values that are known among the ``n`` before column ``stop``;
-    NaN if none is.
-    """
-    # narrow: slices with negative bounds would wrap around
-    start = max(0, stop - n)
-    length = max(0, stop) - start
-    part = values.narrow(1, start, length)
-    known = ~part.isnan()
-    part = torch.where(known, part, 0.0)
-    total = part.sum(-1, keepdim=True)
-    count = known.sum(-1, keepdim=True)
-    return total / count
-
-
-N_COMPARED = 24  # steps at which forecasts are compared
 
 
 def export_forecaster(
@@ -394,14 +266,13 @@ def export_forecaster(
     # of one series: only their sizes and types matter
     inputs = [torch.ones(n, dtype=torch.float64) for n in step.inputs.values()]
     covariates = {
-        "past": fitted.covariates.hist,
-        "static": fitted.covariates.stat,
-        "known": fitted.covariates.futr,
+        name: [_describe_covariate(c) for c in group]
+        for name, group in fitted.channels.groups.items()
     }
     metadata = {
         "h": fitted.h,
         "season": fitted.features.season,
-        "covariates": {k: [_describe_covariate(c) for c in v] for k, v in covariates.items()},
+        "covariates": covariates,
         "estimator": class_name,
         "fluxutils_py": installed_version("fluxutils_py"),
         "torch": torch.__version__,
@@ -438,8 +309,8 @@ def check_forecaster_export(
     origins = np.linspace(0, 1, N_COMPARED) * last
     # short series have fewer steps than are compared
     origins = np.unique(origins.astype(int), axis=1)
-    outputs = _run_file(path, windows, fitted.covariates)
-    expected = forecasts_along(fitted.models, windows, origins, fitted.quantiles)
+    outputs = _run_file(path, windows)
+    expected = forecasts_along(fitted, windows, origins)
     largest = 0.0
     for at, want in zip(origins.T, expected, strict=True):
         got = outputs[at, np.arange(len(at))]
@@ -471,16 +342,12 @@ def _relative_differences(got: np.ndarray, want: np.ndarray) -> np.ndarray:
     return np.nan_to_num(away, nan=np.inf)
 
 
-def _run_file(
-    path: Path,
-    windows: PanelWindows,
-    covariates: Covariates,
-) -> np.ndarray:
+def _run_file(path: Path, windows: PanelWindows) -> np.ndarray:
     """Return the outputs of a file for all steps of all series from their first ones: (T, N,
     outputs * h).
     """
     n_steps = int(windows.source.lengths.max())
-    inputs = _file_inputs(windows, covariates, n_steps)
+    inputs = _file_inputs(windows, n_steps)
     file = ExportedModel(path, windows.n_series)
     parts = []
     begin = 0
@@ -495,37 +362,29 @@ def _run_file(
     return np.concatenate(parts)
 
 
-def _file_inputs(
-    windows: PanelWindows,
-    covariates: Covariates,
-    n_steps: int,
-) -> list[np.ndarray]:
+def _file_inputs(windows: PanelWindows, n_steps: int) -> list[np.ndarray]:
     """Return the inputs of an exported file in its units: (T, N, features) each."""
-    n = windows.n_series
-    h = windows.features.h
-    series = np.arange(n)
-    first = np.zeros(n, int)
+    channels = windows.channels
+    series = np.arange(windows.n_series)
+    first = np.zeros(len(series), int)
     y, *past = windows.source.cut(series, first, n_steps)
     inputs = [y.T[:, :, None]]
     if past:
-        values = _undo_scaling(covariates.hist, np.stack(past))
-        inputs.append(values.transpose(2, 1, 0))
-    if covariates.stat:
+        inputs.append(_unscaled(channels.hist, np.stack(past)).transpose(2, 1, 0))
+    if channels.stat:
         assert windows.static is not None
         # static covariates are inputs of every step of the file
-        static = windows.static.T[:, :, None]
-        static = _undo_scaling(covariates.stat, static).transpose(2, 1, 0)
-        inputs.append(np.repeat(static, n_steps, 0))
+        static = _unscaled(channels.stat, windows.static.T[:, :, None])
+        inputs.append(np.repeat(static.transpose(2, 1, 0), n_steps, 0))
     if windows.ahead is not None:
-        known = windows.ahead.cut(series, first, n_steps + h)
-        known = _undo_scaling(covariates.futr, known)
-        steps = sliding_window_view(known, 1 + h, axis=2)  # (C, N, T, 1 + h)
-        steps = steps.transpose(2, 1, 0, 3)
-        inputs.append(steps.reshape(n_steps, n, -1))
+        known = windows.ahead.cut(series, first, n_steps + channels.h)
+        known = _unscaled(channels.futr, known)
+        steps = sliding_window_view(known, 1 + channels.h, axis=2)  # (C, N, T, 1 + h)
+        inputs.append(steps.transpose(2, 1, 0, 3).reshape(n_steps, len(series), -1))
     return inputs
 
 
-def _undo_scaling(covariates: tuple[Covariate, ...], channels: np.ndarray) -> np.ndarray:
+def _unscaled(covariates: tuple[Covariate, ...], channels: np.ndarray) -> np.ndarray:
     """Return channels (C, N, T) as they were before the covariates scaled them."""
     scale = np.array([c.scale for c in covariates])
     mean = np.array([c.mean for c in covariates])

@@ -20,12 +20,11 @@ from fluxutils_py.estimator.bounded_building import build_bounded
 from fluxutils_py.estimator.building import build_model, check_device
 from fluxutils_py.estimator.persistence import read_dtype
 from fluxutils_py.exporting.export_files import Path
-from fluxutils_py.forecasting.correction import SOURCES, Correction
+from fluxutils_py.forecasting.features import SOURCES, Correction
 from fluxutils_py.forecasting.fitted_state import FittedState
-from fluxutils_py.forecasting.forecaster_settings import ForecasterSettings
+from fluxutils_py.forecasting.forecaster_settings import ForecasterSettings, with_size
 from fluxutils_py.forecasting.history import History
 from fluxutils_py.forecasting.model_fitting import make_network
-from fluxutils_py.forecasting.network_size import size_of, with_size
 from fluxutils_py.forecasting.read_series import STEPS
 from fluxutils_py.frames.frames import require
 from fluxutils_py.training.plain_files import read_file, write_file
@@ -47,7 +46,8 @@ def save_forecaster(
     """Write a fitted forecaster; see ``Forecaster.save``."""
     _require_plain_labels(state, history)
     arguments = _stored_arguments(settings)
-    dtype = next(state.models[0].parameters()).dtype
+    head = state.models[0].head
+    assert isinstance(head, nn.Linear)
     loss = state.loss_name if isinstance(state.loss_name, str) else None
     # values are in the tail, and networks need their settings
     panel = replace(history.panel, values={}, static={}, types=_texts(history.panel.types))
@@ -58,8 +58,8 @@ def save_forecaster(
         "code": code_arguments(settings),
         "state": _to_plain(replace(state, models=(), loss_name=loss)),
         "models": [{k: v.detach() for k, v in m.state_dict().items()} for m in state.models],
-        "hidden_size": size_of(state.models[0]),
-        "dtype": str(dtype).removeprefix("torch."),
+        "hidden_size": head.in_features,
+        "dtype": str(head.weight.dtype).removeprefix("torch."),
         "history": _to_plain(replace(history, panel=panel)),
     }
     write_file(path, content)
@@ -87,7 +87,7 @@ def _require_plain_labels(state: FittedState, history: History) -> None:
     """
     labels: dict[str, Iterable[Any]] = {state.columns.id: history.panel.ids}
     for group in GROUPS:
-        for covariate in getattr(state.covariates, group):
+        for covariate in getattr(state.channels, group):
             labels[covariate.name] = covariate.categories or ()
     for column, values in labels.items():
         odd = [v for v in values if not isinstance(_to_plain(v), PLAIN)]
@@ -274,8 +274,6 @@ def _parse_type(text: str) -> Any:
 # fields of the state that a file of 0.2.0 has under the same names
 SAME = (
     "features",
-    "channels",
-    "covariates",
     "correction",
     "loss_name",
     "loss_curve",
@@ -297,7 +295,9 @@ def _of_0_2_0(content: dict[str, Any], path: Path) -> dict[str, Any]:
     columns = {group: settings[f"{group}_exog_list"] for group in GROUPS}
     columns |= {"id": old["id_col"], "time": old["time_col"], "target": old["target_col"]}
     state = {name: content[name] for name in SAME}
-    state |= {"columns": columns, "frequency": panel["frequency"]}
+    sizes = {name: content["channels"][name] for name in ("h", "history", "base")}
+    state |= {"channels": sizes | covariates, "columns": columns}
+    state["frequency"] = panel["frequency"]
     state["quantiles"] = sorted(map(float, settings["quantiles"]))
     code = [*content["code"], *(["model"] if old["num_layers"] > 1 else [])]
     return {

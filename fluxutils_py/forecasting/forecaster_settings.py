@@ -1,8 +1,12 @@
-"""Hold and check the settings of a forecaster, and derive column names from them."""
+"""Hold and check the settings of a forecaster, choose what they leave open by the amount of data,
+and derive column names from them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import copy
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
@@ -10,8 +14,8 @@ from sklearn.base import BaseEstimator
 
 from fluxutils_py.auto.sequence_estimators import CELLS
 from fluxutils_py.errors import SpecError
-from fluxutils_py.forecasting.direct_model import LOSSES
 from fluxutils_py.forecasting.features import TRANSFORMS
+from fluxutils_py.forecasting.networks import LOSSES
 from fluxutils_py.frames.panel import Columns
 from fluxutils_py.sklearn_callbacks import CallbackSupport
 from fluxutils_py.validation import check_integer, check_positive
@@ -20,59 +24,46 @@ POINT = "Forecaster"  # column of the point forecast
 RECURRENT, SEGMENTS = "recurrent", "segments"
 # what a rank may choose for itself, since it does not change what is trained
 OF_RANK = ("comm", "device", "callbacks", "random_state", "verbose")
+# Chosen on the ends of training parts: 10 daily series of a year, 45 weekly ones of two years, 7
+# daily ones of two years, 60 series of counts, hourly series. See benchmarks/EXPERIMENTS.md.
+FEW_VALUES = 10_000  # of all series together, that larger networks overfit
+SMALL = 32
+LARGE = 96
+VALUES_PER_STEP = 64  # of the optimizer
+LEAST_STEPS = 100
+MOST_STEPS = 1500
+N_MODELS = 4  # the surest gain, whatever the data
+MANY_VALUES = 50_000  # from which on four take more than four minutes
 
 
+@dataclass(eq=False, repr=False)
 class ForecasterSettings(CallbackSupport, BaseEstimator):
     """The arguments of a :class:`Forecaster`, as its attributes: see there."""
 
-    def __init__(
-        self,
-        h: int,
-        season_length: int | Sequence[int] | None = None,
-        freq: Any = None,
-        *,
-        quantiles: Sequence[float] = (),
-        calibrate: bool = True,
-        transform: str = "auto",
-        loss: Any = "auto",
-        network: Any = "auto",
-        hidden_size: int | None = None,
-        n_models: int | None = None,
-        max_steps: int | None = None,
-        batchsize: int = 48,
-        seqsize: int = 96,
-        lr: float = 4e-3,
-        hist_exog_list: Sequence[str] = (),
-        futr_exog_list: Sequence[str] = (),
-        stat_exog_list: Sequence[str] = (),
-        comm: Any = "auto",
-        device: Any = None,
-        callbacks: Any = None,
-        random_state: Any = None,
-        verbose: Any = "auto",
-    ) -> None:
-        self.h = h
-        self.season_length = season_length
-        self.freq = freq
-        self.quantiles = quantiles
-        self.calibrate = calibrate
-        self.transform = transform
-        self.loss = loss
-        self.network = network
-        self.hidden_size = hidden_size
-        self.n_models = n_models
-        self.max_steps = max_steps
-        self.batchsize = batchsize
-        self.seqsize = seqsize
-        self.lr = lr
-        self.hist_exog_list = hist_exog_list
-        self.futr_exog_list = futr_exog_list
-        self.stat_exog_list = stat_exog_list
-        self.comm = comm
-        self.device = device
-        self.callbacks = callbacks
-        self.random_state = random_state
-        self.verbose = verbose
+    h: int
+    season_length: Any = None
+    freq: Any = None
+    _: KW_ONLY
+    quantiles: Sequence[float] = ()
+    calibrate: bool = True
+    transform: str = "auto"
+    loss: Any = "auto"
+    network: Any = "auto"
+    # numbers; None before with_size chooses them
+    hidden_size: Any = None
+    n_models: Any = None
+    max_steps: Any = None
+    batchsize: int = 48
+    seqsize: int = 96
+    lr: float = 4e-3
+    hist_exog_list: Sequence[str] = ()
+    futr_exog_list: Sequence[str] = ()
+    stat_exog_list: Sequence[str] = ()
+    comm: Any = "auto"
+    device: Any = None
+    callbacks: Any = None
+    random_state: Any = None
+    verbose: Any = "auto"
 
 
 # Python names it in the error for an argument that is missing.
@@ -166,6 +157,20 @@ def _check_quantiles(quantiles: Sequence[float]) -> None:
             f"quantiles must be different numbers between 0 and 1, got {quantiles!r}; columns "
             "have six digits"
         )
+
+
+def with_size(settings: ForecasterSettings, n_values: int) -> ForecasterSettings:
+    """Return a copy of settings in which size, number of networks and steps are chosen by the
+    amount of data if None.
+    """
+    sized = copy(settings)  # shallow: callbacks are the user's
+    if sized.hidden_size is None:
+        sized.hidden_size = SMALL if n_values < FEW_VALUES else LARGE
+    if sized.max_steps is None:
+        sized.max_steps = min(max(n_values // VALUES_PER_STEP, LEAST_STEPS), MOST_STEPS)
+    if sized.n_models is None:
+        sized.n_models = N_MODELS if n_values < MANY_VALUES else N_MODELS // 2
+    return sized
 
 
 def course_of_fit(settings: ForecasterSettings) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from fluxutils_py.data import SequenceWindows, SeriesArray
 from fluxutils_py.data.filling import forward_fill
 from fluxutils_py.data.segments import Segments
-from fluxutils_py.forecasting.features import Past
+from fluxutils_py.forecasting.features import WindowPast
+from fluxutils_py.forecasting.fitted_state import FittedState
 from fluxutils_py.forecasting.panel_windows import PackedSeries, PanelWindows, WindowArray
 from fluxutils_py.frames.panel import Panel
 from fluxutils_py.nn.states import batch_dims, recurrent_layers
@@ -59,16 +60,28 @@ class History:
 
     def extended(
         self,
-        models: Sequence[nn.Module],
-        more: Steps,
-        make_windows: Callable[[np.ndarray, np.ndarray], PanelWindows],
+        fitted: FittedState,
+        panel: Panel,
+        series: np.ndarray,
+        more: PackedSeries,
+        static: np.ndarray,
     ) -> History:
         """Return a new history with more steps of some series, and with new series.
 
-        The networks read only these steps. ``make_windows`` is that of a tail and static
-        covariates, ``FittedState.tail_windows``.
+        The networks read only these steps.
+
+        Parameters
+        ----------
+        fitted : FittedState
+        panel : Panel
+            That of the new history.
+        series : ndarray of int, shape (n,)
+            Numbers of the series; new series are numbered from N.
+        more : PackedSeries
+            The new steps of these series.
+        static : ndarray of shape (n, ...)
+            Their static covariates.
         """
-        series = more.series
         n_kept = self.n_kept
         n_series = max(self.n_series, int(series.max()) + 1)
         n_new = n_series - self.n_series
@@ -77,25 +90,24 @@ class History:
         more_series = (0, n_new)
         same = (0, 0)
         tail = np.pad(self.tail, (same, more_series, same), constant_values=np.nan)
-        static = np.pad(self.static, (more_series, same))
+        of_all = np.pad(self.static, (more_series, same))
         lengths = np.pad(self.lengths, more_series)
-        static[series[is_new]] = more.static[is_new]
+        of_all[series[is_new]] = static[is_new]
         # the stored steps and then the new ones, which all begin in the same column
         stop = n_kept + more.lengths
-        source = PackedSeries(more.values, more.lengths)
         n = len(series)
-        values = source.cut(np.arange(n), np.full(n, -n_kept), stop.max())
+        values = more.cut(np.arange(n), np.full(n, -n_kept), stop.max())
         values[:, :, :n_kept] = tail[:, series]
         # not the target: the features tell given values from those that they fill in
         covariates = values[1:]
         nothing_before = np.full(covariates.shape[:2], np.nan)
         forward_fill(covariates, nothing_before, start=np.zeros(len(covariates)))
-        windows = make_windows(values, static[series])
+        windows = fitted.tail_windows(values, of_all[series])
         # the state is that before the last step, which is read again; new series have none
         start = n_kept - 1 + is_new
         count = more.lengths - is_new
         states = []
-        for model, old in zip(models, self.states, strict=True):
+        for model, old in zip(fitted.models, self.states, strict=True):
             dims = batch_dims(model) or [1] * len(old)
             wide = _pad_states(old, dims, len(lengths))
             part = _select_series(wide, dims, series)
@@ -103,30 +115,7 @@ class History:
             states.append(_replace_series(wide, dims, series, moved))
         tail[:, series] = _last_values(windows, stop, n_kept)
         lengths[series] += more.lengths
-        return History(tail, lengths, static, states, more.panel)
-
-
-@dataclass(frozen=True)
-class Steps:
-    """New steps with which to extend a :class:`History`.
-
-    Attributes
-    ----------
-    series : ndarray of int, shape (n,)
-        Numbers of the series; new series are numbered from N.
-    lengths : ndarray of int, shape (n,)
-    values : ndarray of shape (C, total)
-        New steps of all series, one series after the other.
-    static : ndarray of shape (n, ...)
-    panel : Panel
-        The ``panel`` of the extended history.
-    """
-
-    series: np.ndarray
-    lengths: np.ndarray
-    values: np.ndarray
-    static: np.ndarray
-    panel: Panel
+        return History(tail, lengths, of_all, states, panel)
 
 
 def start_history(
@@ -352,56 +341,37 @@ def _outputs_at(
 
 
 def forecasts_along(
-    models: Sequence[nn.Module],
-    windows: PanelWindows,
-    origins: np.ndarray,
-    quantiles: Sequence[float],
+    fitted: FittedState, windows: PanelWindows, origins: np.ndarray
 ) -> Iterator[np.ndarray]:
     """Yield forecasts (N, 1 + quantiles, h) from the steps in each column of ``origins`` (N, W);
     NaN for -1.
     """
-    by_model = [outputs_along(model, windows, origins) for model in models]
-    outputs = np.mean(by_model, 0)
-    for out, at in zip(outputs.swapaxes(0, 1), origins.T, strict=True):
-        steps = _single_steps(np.maximum(at, 0))
-        past = windows.past(steps, 0, 1)
-        yield denormalise(windows, past, out, quantiles)
+    by_model = [outputs_along(model, windows, origins) for model in fitted.models]
+    for i, at in enumerate(origins.T):
+        past = windows.past(_single_steps(np.maximum(at, 0)), 0, 1)
+        yield _denormalised(fitted, past, [outputs[:, i] for outputs in by_model])
 
 
-def denormalise(
-    windows: PanelWindows,
-    past: Past,
-    out: np.ndarray,
-    quantiles: Sequence[float],
+def _denormalised(
+    fitted: FittedState, past: WindowPast, by_model: Sequence[np.ndarray]
 ) -> np.ndarray:
-    """Convert outputs (N, outputs) to the units of the series, (N, 1 + quantiles, h); NaN where no
-    value is known.
+    """Average the outputs (N, outputs) of networks, and convert them to the units of the series,
+    (N, 1 + quantiles, h).
     """
-    out = out.reshape(len(out), 1 + len(quantiles), -1)
-    if windows.correction is not None:
-        baselines = windows.features.baselines(past)[:, 0]
-        out = windows.correction.apply(out, baselines, np)
-    z = past.naive + past.scale[:, :, None] * out
-    z = windows.features.widened(z, past, quantiles)
-    values = windows.features.inverse(z)
-    values[~past.known[:, 0]] = np.nan
-    return values
+    # before the transform is undone, which keeps quantiles in order
+    out = np.mean(by_model, 0)
+    out = out.reshape(len(out), len(fitted.names), -1)
+    return fitted.features.denormalised(out, past, fitted.quantiles, fitted.correction)
 
 
 def forecasts(
-    models: Sequence[nn.Module],
-    windows: PanelWindows,
-    at: np.ndarray,
-    states: list[list[Tensor]],
-    quantiles: Sequence[float],
+    fitted: FittedState, windows: PanelWindows, at: np.ndarray, states: list[list[Tensor]]
 ) -> np.ndarray:
     """Forecast from the step ``at[n]`` of each series, in its units: (N, 1 + quantiles, h).
 
-    Outputs of several networks are averaged before the transform is undone, which keeps quantiles
-    in order. NaN for series without known values.
+    NaN for series without known values.
     """
     past = windows.past(_single_steps(at), 0, 1)
-    pairs = zip(models, states, strict=True)
+    pairs = zip(fitted.models, states, strict=True)
     by_model = [last_outputs(model, windows, at, state) for model, state in pairs]
-    out = np.mean(by_model, 0)
-    return denormalise(windows, past, out, quantiles)
+    return _denormalised(fitted, past, by_model)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,32 +22,26 @@ from fluxutils_py.estimator import Estimator, Spec
 from fluxutils_py.estimator.building import build_model
 from fluxutils_py.estimator.fitting import run_fit
 from fluxutils_py.forecasting.calibration import HeldOutEnd, learn_correction, walk_held_out_end
-from fluxutils_py.forecasting.correction import Correction
-from fluxutils_py.forecasting.covariates import Covariates
-from fluxutils_py.forecasting.direct_model import (
-    DirectModel,
-    Ensemble,
-    ForecastLoss,
-    recurrent_body,
-)
+from fluxutils_py.forecasting.channels import Channels, fit_covariates
 from fluxutils_py.forecasting.feature_choice import (
     choose_features,
     find_season,
     season_within,
     usual_season,
 )
+from fluxutils_py.forecasting.features import SOURCES, Correction
 from fluxutils_py.forecasting.fitted_state import (
     FittedState,
-    warn_little_learnt,
-    warn_long_horizon,
     warn_short_series,
 )
 from fluxutils_py.forecasting.forecaster_settings import (
+    LEAST_STEPS,
     RECURRENT,
     SEGMENTS,
     ForecasterSettings,
     seasons_of,
     sorted_quantiles,
+    with_size,
 )
 from fluxutils_py.forecasting.network_choice import (
     best_network,
@@ -55,16 +49,20 @@ from fluxutils_py.forecasting.network_choice import (
     network_errors_of,
     with_network,
 )
-from fluxutils_py.forecasting.network_size import SizedSettings, with_size
+from fluxutils_py.forecasting.networks import (
+    DirectModel,
+    Ensemble,
+    ForecastLoss,
+    SegmentModel,
+    recurrent_body,
+)
 from fluxutils_py.forecasting.panel_windows import (
     OriginArray,
-    Origins,
     PackedSeries,
     PanelWindows,
     WindowArray,
 )
 from fluxutils_py.forecasting.read_series import equal_weights, target_weights, training_part
-from fluxutils_py.forecasting.segment_model import SegmentModel, segment_length
 from fluxutils_py.frames.panel import Columns, Panel
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.reporting.progress import say_stage
@@ -82,6 +80,7 @@ PIECE = 8  # a piece of a long series has at least so many windows
 # of a network of segments: neighbouring origins are alike, so that of a window of batchsize times
 # seqsize steps one in SPARSE is enough for a step of the optimizer
 SPARSE = 36
+LITTLE = 0.1  # weight of the networks in a forecast that others make
 LONG = 96  # horizons above it teach more with each origin, and need fewer steps
 
 
@@ -103,13 +102,24 @@ def fit_panel(
     lengths = training.lengths
     sized = with_size(settings, int(lengths.sum()))
     sized.callbacks = [*as_callbacks(settings.callbacks), *hooks_of(settings)]
-    candidates = _candidates(settings, fitted, training, panel, val_size)
-    chosen = _choose_network(sized, candidates, ranks)
-    data = chosen.data
+    is_weighted = val_size > 0 or target_weights(training) is not None
+    candidates = {
+        kind: LearningData.of(with_network(fitted, kind, lengths), training, panel, val_size)
+        for kind in candidate_networks(settings, lengths, fitted, is_weighted)
+    }
+    ends: dict[str, HeldOutEnd | None] = {}
+    if len(candidates) > 1:
+        for kind, data in candidates.items():
+            epochs, n_windows = passes_of(sized, data, ranks)
+            ends[kind] = _held_out_end(sized, data, ranks, epochs * n_windows)
+    errors = network_errors_of(ends, fitted.loss_name, ranks)
+    best = best_network(errors) if errors else next(iter(candidates))
+    _say_choice(settings, ranks, best, errors)
+    data = candidates[best]
     est = fit_models(sized, data, ranks)
     correction = None
     if settings.calibrate:
-        end = chosen.end
+        end = ends.get(best)
         if end is None:
             end = _held_out_end(sized, data, ranks, est.fitted_parts_.n_steps)
         correction = _correction_of(end, data.fitted, ranks)
@@ -120,17 +130,16 @@ def fit_panel(
         correction=correction,
         loss_curve=tuple(value / n_models for value in est.loss_curve_),
         validation_loss_curve=tuple(value / n_models for value in est.validation_loss_curve_),
-        network_errors=chosen.errors,
+        network_errors=errors,
     )
     warn_long_horizon(fitted.h, lengths)
     warn_short_series(fitted.features.season, lengths, training.ids)
     warn_little_learnt(correction, int(sized.max_steps))
-    return fitted, replace(data.whole, correction=correction)
+    return fitted, data.whole
 
 
 def choose_inputs(settings: ForecasterSettings, columns: Columns, panel: Panel) -> FittedState:
     """Return a state without networks: features, and the conversion of covariates."""
-    covariates = Covariates.of(panel, columns)
     source = PackedSeries(panel.values[columns.target][None], panel.lengths)
     season, long_season = seasons_of(settings)
     if season is None:
@@ -150,11 +159,18 @@ def choose_inputs(settings: ForecasterSettings, columns: Columns, panel: Panel) 
     )
     # these losses compare values, for which they add the seasonal naive forecast
     base = loss == "mase" if features.log else loss == "smape"
-    channels = covariates.channels(features.h, features.n_inputs, base)
+    channels = Channels(
+        features.h,
+        features.n_inputs,
+        hist=fit_covariates(columns.hist, panel.values),
+        stat=fit_covariates(columns.stat, panel.static),
+        futr=fit_covariates(columns.futr, panel.values),
+        base=base,
+    )
     if loss == "auto":
         loss = "smape" if features.log else "mae"
     quantiles = sorted_quantiles(settings)
-    return FittedState(features, channels, covariates, columns, quantiles, panel.frequency, loss)
+    return FittedState(features, channels, columns, quantiles, panel.frequency, loss)
 
 
 @dataclass(frozen=True)
@@ -204,65 +220,30 @@ class LearningData:
         # the first forecast that is validated is that at the end of the training part
         first = np.maximum(lengths - val_size - 1, 0)
         if fitted.network == SEGMENTS:
-            origins = Origins(first, lengths - 1)
             at_origins = (
-                OriginArray(whole, origins, "inputs"),
-                OriginArray(whole, origins, "targets", of_all),
+                OriginArray(whole, "inputs", first, lengths - 1),
+                OriginArray(whole, "targets", first, lengths - 1, weights=of_all),
             )
             return cls(fitted, windows, whole, weights, at_origins)
         x = WindowArray(whole, "inputs")
         y = WindowArray(whole, "targets", first, weights=of_all)
         return cls(fitted, windows, whole, weights, (x, y, None, lengths))
 
-
-def _candidates(
-    settings: ForecasterSettings,
-    fitted: FittedState,
-    training: Panel,
-    panel: Panel,
-    val_size: int,
-) -> list[LearningData]:
-    """Return what each kind of network that can be used learns from."""
-    data = LearningData.of(fitted, training, panel, val_size)
-    source = data.windows.source
-    is_weighted = data.weights is not None or data.validation is not None
-    candidates = []
-    for kind in candidate_networks(settings, source, fitted, is_weighted):
-        if kind != fitted.network:
-            other = with_network(fitted, kind, source.lengths)
-            candidates.append(LearningData.of(other, training, panel, val_size))
-        else:
-            candidates.append(data)
-    return candidates
-
-
-class _Choice(NamedTuple):
-    """Data of the kind of network that was chosen, what the held-out end showed of it (None if
-    there was no choice, or no end), and the errors of all kinds.
-    """
-
-    data: LearningData
-    end: HeldOutEnd | None
-    errors: dict[str, float]
-
-
-def _choose_network(
-    settings: SizedSettings, candidates: list[LearningData], ranks: RankGroup
-) -> _Choice:
-    ends: dict[str, HeldOutEnd | None] = {}
-    if len(candidates) > 1:
-        for data in candidates:
-            made = planned_updates(settings, data, ranks)
-            ends[data.fitted.network] = _held_out_end(settings, data, ranks, made)
-    errors = network_errors_of(ends, candidates[0].fitted.loss_name, ranks)
-    best = best_network(errors) if errors else candidates[0].fitted.network
-    _say_choice(settings, ranks, best, errors)
-    (data,) = (data for data in candidates if data.fitted.network == best)
-    return _Choice(data, ends.get(best), errors)
+    def inputs_and_targets(self, most_origins: int) -> tuple[WindowArray, WindowArray]:
+        """Return what networks are trained on; those of segments, from at most so many origins."""
+        windows = self.windows
+        if self.fitted.network != SEGMENTS:
+            y = WindowArray(windows, "targets", warmup_of(windows), weights=self.weights)
+            return WindowArray(windows, "inputs"), y
+        lengths = windows.source.lengths
+        first = np.minimum(windows.features.input_size // 2, lengths // 4)
+        # the last step has no target
+        at_origins = partial(OriginArray, windows, first=first, stop=lengths - 1, most=most_origins)
+        return at_origins("inputs"), at_origins("targets", weights=self.weights)
 
 
 def _held_out_end(
-    settings: SizedSettings, data: LearningData, ranks: RankGroup, made: int
+    settings: ForecasterSettings, data: LearningData, ranks: RankGroup, made: int
 ) -> HeldOutEnd | None:
     """Return what networks like those of a fit of ``made`` updates show on the held-out end; None
     for a short history.
@@ -331,14 +312,13 @@ class StopAfter:
 
 
 def make_network(
-    settings: SizedSettings, fitted: FittedState
+    settings: ForecasterSettings, fitted: FittedState
 ) -> Callable[[], DirectModel | SegmentModel]:
     """Return a callable that makes a network of a forecaster, of its kind and for its inputs."""
     if fitted.network == SEGMENTS:
         return partial(
             SegmentModel,
             fitted.features,
-            segment_length(fitted.features.season),
             fitted.quantiles,
             int(settings.hidden_size),
             DROPOUT,
@@ -418,7 +398,7 @@ def _digest_columns(columns: dict[str, np.ndarray]) -> str:
 
 
 def fit_models(
-    settings: SizedSettings,
+    settings: ForecasterSettings,
     data: LearningData,
     ranks: RankGroup,
     most_updates: int | None = None,
@@ -427,27 +407,41 @@ def fit_models(
     dropout.
 
     All networks train on the same windows: cutting these takes a third of the time of one network's
-    step. They make at most ``most_updates``.
+    step. They make at most ``most_updates``. Learning rates follow one cycle over all updates, and
+    validation loss stops early.
     """
-    windows = data.windows
-    lengths = windows.source.lengths
-    features = windows.features
+    lengths = data.windows.source.lengths
+    features = data.windows.features
     n_models = int(settings.n_models)
     fitted = data.fitted
-    criterion = ForecastLoss(fitted.loss_name, features.h, fitted.quantiles, features.log)
+    epochs, n_windows = passes_of(settings, data, ranks)
+    batchsize, seqsize = _window_size(settings, fitted.network)
+    x, y = data.inputs_and_targets(n_windows * batchsize * ranks.size)
+    n_updates = epochs * n_windows
+    if most_updates is not None and most_updates < n_updates:
+        n_updates = most_updates
+        epochs = -(-n_updates // n_windows)
+    lr = float(settings.lr)
+    spec = Spec(
+        epochs=epochs,
+        # a rate of one cycle rises first: the loss may rise with it
+        patience=None if data.validation is None else max(3, epochs // 4),
+        batchsize=batchsize,
+        seqsize=seqsize,
+        shuffle=True,
+        # bounds the joint norm of all networks' gradients
+        clip=math.sqrt(n_models),
+        # one more step than there are: the scheduler raises an error after its last one
+        lr_schedule=("step", partial(OneCycleLR, max_lr=lr, total_steps=n_updates + 1)),
+    )
     callbacks = as_callbacks(settings.callbacks)
     if most_updates is not None:
         callbacks = [*callbacks, StopAfter(most_updates)]
-    optimizer = partial(adamw, lr=float(settings.lr), weight_decay=WEIGHT_DECAY)
-    model = partial(Ensemble, make_network(settings, fitted), n_models)
-    passes = _passes(settings, data, ranks)
-    x, y = _inputs_and_targets(data, passes)
-    of_segments = data.fitted.network == SEGMENTS
     est = Estimator(
-        model,
-        criterion,
-        optimizer,
-        passes.spec(settings, data, most_updates),
+        partial(Ensemble, make_network(settings, fitted), n_models),
+        ForecastLoss(fitted.loss_name, features.h, fitted.quantiles, features.log),
+        partial(adamw, lr=lr, weight_decay=WEIGHT_DECAY),
+        spec,
         comm=ranks,
         device=settings.device,
         callbacks=callbacks,
@@ -456,7 +450,7 @@ def fit_models(
     )
     # not est.fit, which warns of few updates: their number is chosen here
     # a mask of no step would only cost time
-    same_length = of_segments or (lengths == lengths[0]).all()
+    same_length = fitted.network == SEGMENTS or (lengths == lengths[0]).all()
     run_fit(est, x, y, lengths=None if same_length else lengths, validation_data=data.validation)
     for member in est.model_.members:
         # no series has targets so far ahead
@@ -464,94 +458,31 @@ def fit_models(
     return est
 
 
-def _inputs_and_targets(
-    data: LearningData, passes: Passes
-) -> tuple[WindowArray | OriginArray, WindowArray | OriginArray]:
-    windows = data.windows
-    if data.fitted.network != SEGMENTS:
-        y = WindowArray(windows, "targets", warmup_of(windows), weights=data.weights)
-        return WindowArray(windows, "inputs"), y
-    lengths = windows.source.lengths
-    first = np.minimum(windows.features.input_size // 2, lengths // 4)
-    # the last step has no target
-    origins = Origins(first, lengths - 1, passes.n_windows * passes.whole)
-    of_origins = OriginArray(windows, origins, "targets", data.weights)
-    return OriginArray(windows, origins, "inputs"), of_origins
-
-
-class Passes(NamedTuple):
-    """How training goes through the data.
-
-    Attributes
-    ----------
-    epochs : int
-    n_windows : int
-        Updates per epoch.
-    batchsize, seqsize : int
-        Of one rank.
-    whole : int
-        The batchsize of all ranks together.
-    """
-
-    epochs: int
-    n_windows: int
-    batchsize: int
-    seqsize: int
-    whole: int
-
-    def spec(self, settings: SizedSettings, data: LearningData, most_updates: int | None) -> Spec:
-        """Return the spec of a fit, whose learning rate follows one cycle over all updates, and
-        which validation loss stops early.
-        """
-        epochs = self.epochs
-        n_updates = epochs * self.n_windows
-        if most_updates is not None and most_updates < n_updates:
-            n_updates = most_updates
-            epochs = -(-n_updates // self.n_windows)
-        patience = None
-        if data.validation is not None:
-            # a rate of one cycle rises first: the loss may rise with it
-            patience = max(3, epochs // 4)
-        return Spec(
-            epochs=epochs,
-            patience=patience,
-            batchsize=self.batchsize,
-            seqsize=self.seqsize,
-            shuffle=True,
-            # bounds the joint norm of all networks' gradients
-            clip=math.sqrt(settings.n_models),
-            # one more step than there are: the scheduler raises an error after its last one
-            lr_schedule=(
-                "step",
-                partial(OneCycleLR, max_lr=float(settings.lr), total_steps=n_updates + 1),
-            ),
-        )
-
-
-def planned_updates(settings: SizedSettings, data: LearningData, ranks: RankGroup) -> int:
-    """Return how many updates a fit makes if nothing ends it early."""
-    passes = _passes(settings, data, ranks)
-    return passes.epochs * passes.n_windows
-
-
-def _passes(settings: SizedSettings, data: LearningData, ranks: RankGroup) -> Passes:
-    lengths = data.windows.source.lengths
+def _window_size(settings: ForecasterSettings, network: str) -> tuple[int, int]:
+    """Return the series (or origins) of one rank, and the steps, in a window."""
     batchsize = int(settings.batchsize)
     seqsize = int(settings.seqsize)
-    if data.fitted.network == SEGMENTS:
-        batchsize = max(1, batchsize * seqsize // SPARSE)
-        seqsize = 1
-        whole = batchsize * ranks.size
+    if network == SEGMENTS:
+        return max(1, batchsize * seqsize // SPARSE), 1
+    return batchsize, seqsize
+
+
+def passes_of(
+    settings: ForecasterSettings, data: LearningData, ranks: RankGroup
+) -> tuple[int, int]:
+    """Return how many epochs a fit makes if nothing ends it early, and its updates per epoch."""
+    lengths = data.windows.source.lengths
+    network = data.fitted.network
+    whole = _window_size(settings, network)[0] * ranks.size
+    if network == SEGMENTS:
         updates = max(1, round(settings.max_steps / 2 / math.sqrt(max(1.0, data.fitted.h / LONG))))
         n_windows = min(updates, -(-int(lengths.sum()) // whole))
         most = MOST_EPOCHS
     else:
-        whole = batchsize * ranks.size
         updates = settings.max_steps
-        n_windows = steps_per_epoch(lengths, whole, seqsize)
+        n_windows = steps_per_epoch(lengths, whole, int(settings.seqsize))
         most = max(MOST_EPOCHS, -(-FEW_STEPS // n_windows))  # more passes overfit
-    epochs = min(most, max(1, round(updates / n_windows)))
-    return Passes(epochs, n_windows, batchsize, seqsize, whole)
+    return min(most, max(1, round(updates / n_windows))), n_windows
 
 
 def steps_per_epoch(lengths: np.ndarray, batchsize: int, seqsize: int) -> int:
@@ -561,3 +492,35 @@ def steps_per_epoch(lengths: np.ndarray, batchsize: int, seqsize: int) -> int:
     )
     longest = np.sort(rows.length)[::-1][: -(-len(rows) // batchsize)]
     return int(np.sum(-(-longest // seqsize)))
+
+
+def warn_long_horizon(h: int, lengths: np.ndarray) -> None:
+    """Warn, in training, of a horizon that no series is longer than."""
+    # in training, targets end with the series
+    longest = int(lengths.max())
+    if longest <= h:
+        warn(
+            f"no series is longer than the horizon of {h} steps (the longest has {longest}): "
+            f"training does not see what comes {longest} or more steps later, which is forecast "
+            "as the season before"
+        )
+
+
+def warn_little_learnt(correction: Correction | None, max_steps: int) -> None:
+    """Warn where the networks have hardly a part in the forecasts, in the mean of the horizon."""
+    # networks that were not trained do not show that there is nothing to learn
+    if correction is None or max_steps < LEAST_STEPS:
+        return
+    # of what was learnt, before it was mixed with the network as it is
+    learnt = 1 - (1 - correction.weights[0]) / correction.trust
+    network = learnt.mean()
+    simple = correction.weights[1:].mean(1)
+    if network < LITTLE:
+        best = int(np.argmax(simple))
+        warn(
+            f"the networks earned a weight of {network:.2f} on the held-out ends of the series, in "
+            "the mean of the horizon: nothing was learnt beyond simple forecasts, of which the "
+            f"{SOURCES[1 + best]} has the largest weight, {simple[best]:.2f} (correction_.weights "
+            "has all). Covariates or more series may help; in a random walk nothing more is to "
+            "learn"
+        )

@@ -10,7 +10,6 @@ import torch
 
 from fluxutils_py.errors import DataError
 from fluxutils_py.forecasting.calibration import HeldOutEnd
-from fluxutils_py.forecasting.features import Features
 from fluxutils_py.forecasting.fitted_state import FittedState
 from fluxutils_py.forecasting.forecaster_settings import (
     RECURRENT,
@@ -19,12 +18,12 @@ from fluxutils_py.forecasting.forecaster_settings import (
     kind_of,
     seasons_of,
 )
-from fluxutils_py.forecasting.panel_windows import PackedSeries
-from fluxutils_py.forecasting.segment_model import LEAST_SEGMENTS, SegmentSizes
+from fluxutils_py.forecasting.networks import segment_length, segments_of_past
 from fluxutils_py.parallel import RankGroup
 
 # a recurrent network has all its outputs at each step: with more, its training takes minutes
 MOST_OUTPUTS = 1_000
+LEAST_SEGMENTS = 4  # of the past, of a network of segments
 LEAST_STEPS = 4_000  # of all series, without which segments have too little to learn from
 NEAR = (
     1.02  # errors of segments, relative to the other kind's, that a held-out end cannot tell apart
@@ -35,21 +34,17 @@ def with_network(fitted: FittedState, kind: str, lengths: np.ndarray) -> FittedS
     """Return what is fitted, with the features and channels of a kind of network."""
     if kind == fitted.network:
         return fitted
-    sizes = _segment_sizes(fitted.features, lengths)
+    of = fitted.features
+    n_past = segments_of_past(of.season, int(np.median(lengths)), of.h)
     # other values are inputs, and the units of the outputs stay
-    features = replace(fitted.features, lag=fitted.features.season, input_size=sizes.input_size)
-    base = fitted.channels.base
-    channels = fitted.covariates.channels(features.h, features.n_inputs, base)
+    features = replace(of, lag=of.season, input_size=n_past * segment_length(of.season))
+    channels = replace(fitted.channels, history=features.n_inputs)
     return replace(fitted, features=features, channels=channels, network=kind)
-
-
-def _segment_sizes(features: Features, lengths: np.ndarray) -> SegmentSizes:
-    return SegmentSizes.of(features.season, int(np.median(lengths)), features.h)
 
 
 def candidate_networks(
     settings: ForecasterSettings,
-    source: PackedSeries,
+    lengths: np.ndarray,
     fitted: FittedState,
     is_weighted: bool,
 ) -> list[str]:
@@ -62,11 +57,13 @@ def candidate_networks(
     DataError
         If it is "segments" and there are covariates.
     """
-    covariates = fitted.covariates
-    has_covariates = bool(covariates.hist or covariates.futr or covariates.stat)
+    has_covariates = bool(fitted.channels.covariates)
     asked = kind_of(settings)
-    if asked == SEGMENTS:
-        _require_plain_series(has_covariates)
+    if asked == SEGMENTS and has_covariates:
+        raise DataError(
+            "network='segments' reads the last values alone, and there are covariates; leave out "
+            "hist_exog_list, futr_exog_list and stat_exog_list, or set network='recurrent'"
+        )
     if asked != "auto":
         return [asked]
     features = fitted.features
@@ -74,21 +71,13 @@ def candidate_networks(
         has_covariates
         or is_weighted
         or seasons_of(settings)[1] != "auto"
-        or _segment_sizes(features, source.lengths).n_past < LEAST_SEGMENTS
-        or source.lengths.sum() < LEAST_STEPS
+        or segments_of_past(features.season, int(np.median(lengths)), features.h) < LEAST_SEGMENTS
+        or lengths.sum() < LEAST_STEPS
     ):
         return [RECURRENT]
     if features.h * (1 + len(settings.quantiles)) > MOST_OUTPUTS:
         return [SEGMENTS]
     return [RECURRENT, SEGMENTS]
-
-
-def _require_plain_series(has_covariates: bool) -> None:
-    if has_covariates:
-        raise DataError(
-            "network='segments' reads the last values alone, and there are covariates; leave out "
-            "hist_exog_list, futr_exog_list and stat_exog_list, or set network='recurrent'"
-        )
 
 
 def network_errors_of(

@@ -5,15 +5,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from fluxutils_py.errors import DataError, warn
-from fluxutils_py.forecasting.covariates import Covariate
 from fluxutils_py.forecasting.features import Features
 from fluxutils_py.forecasting.fitted_state import FittedState
-from fluxutils_py.forecasting.history import History, Steps, forecasts
+from fluxutils_py.forecasting.history import History, forecasts
+from fluxutils_py.forecasting.panel_windows import PackedSeries
 from fluxutils_py.frames.frames import Frame, make_frame
 from fluxutils_py.frames.panel import (
     Panel,
@@ -41,7 +41,7 @@ def forecast_values(
     # the last kept step is the one that is run again, with what is known ahead
     windows = fitted.tail_windows(np.concatenate([history.tail, later], axis=2), history.static)
     last = np.full(history.n_series, history.n_kept - 1)
-    values = forecasts(fitted.models, windows, last, history.states, fitted.quantiles)
+    values = forecasts(fitted, windows, last, history.states)
     unknown = np.flatnonzero(np.isnan(values).any((1, 2)))
     if len(unknown):
         warn(
@@ -119,9 +119,8 @@ def _continued(
     values[0] = forecasts[:, median]
     values[len(values) - len(ahead) :] = ahead
     panel = replace(history.panel, lengths=history.panel.lengths + h)
-    lengths = np.full(n, h)
-    steps = Steps(np.arange(n), lengths, values.reshape(len(values), -1), history.static, panel)
-    return history.extended(fitted.models, steps, fitted.tail_windows)
+    more = PackedSeries(values.reshape(len(values), -1), np.full(n, h))
+    return history.extended(fitted, panel, np.arange(n), more, history.static)
 
 
 def forecast_any(
@@ -188,38 +187,17 @@ def key_columns(
     return {columns.id: panel.ids[series], columns.time: panel.times(series, steps)}
 
 
-class RowsAhead(NamedTuple):
-    """Place of the rows of a frame after the ends of the series.
-
-    Attributes
-    ----------
-    series, step : ndarray of int
-        Of each row that is forecast: its series, and its step after the end of the series, from 0.
-    rows : ndarray of bool
-        Which rows these are.
+def rows_ahead(
+    fitted: FittedState, frame: Frame, panel: Panel, h: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return which rows of a frame are of the ``h`` steps after the ends of the series, the series
+    of each of these, and its step after the end, from 0.
     """
-
-    series: np.ndarray
-    step: np.ndarray
-    rows: np.ndarray
-
-    def only(self, use: np.ndarray) -> RowsAhead:
-        """Return those rows for which ``use``, one value for each row of the frame, is true."""
-        keep = use[self.rows]
-        return RowsAhead(self.series[keep], self.step[keep], self.rows & use)
-
-
-def _rows_ahead(
-    fitted: FittedState,
-    frame: Frame,
-    panel: Panel,
-    h: int,
-) -> RowsAhead:
     series, steps = read_steps(frame, fitted.columns, panel)
     # -1 is a series that the panel does not have; its step does not matter
     ahead = steps - panel.lengths[np.maximum(series, 0)]
-    rows = (series >= 0) & (ahead >= 0) & (ahead < h)
-    return RowsAhead(series[rows], ahead[rows], rows)
+    rows = np.flatnonzero((series >= 0) & (ahead >= 0) & (ahead < h))
+    return rows, series[rows], ahead[rows]
 
 
 def future_covariates(
@@ -235,7 +213,7 @@ def future_covariates(
     DataError
         If a row or a value is missing. The message names it.
     """
-    covariates = [c.name for c in fitted.covariates.futr]
+    covariates = [c.name for c in fitted.channels.futr]
     channels = np.zeros((len(covariates), history.n_series, h))
     if not covariates:
         if futr_df is not None:
@@ -250,42 +228,32 @@ def future_covariates(
     panel = require_frame(history)
     frame = Frame(futr_df, "futr_df")
     frame.require(fitted.columns.arguments(target=False, hist=False))
-    ahead = _rows_ahead(fitted, frame, panel, h)
+    rows, series, step = rows_ahead(fitted, frame, panel, h)
     # rows of other series and times are no error: a calendar covers more than is asked for
-    _require_all_rows(fitted, panel, ahead, h)
-    _fill_covariates(channels, fitted.covariates.futr, frame, ahead)
+    _require_all_rows(fitted, panel, series, step, h)
+    for channel, covariate in zip(channels, fitted.channels.futr, strict=True):
+        channel[series, step] = covariate.channel(frame.values(covariate.name))[rows]
     return channels
 
 
 def _require_all_rows(
     fitted: FittedState,
     panel: Panel,
-    ahead: RowsAhead,
+    series: np.ndarray,
+    step: np.ndarray,
     h: int,
 ) -> None:
     # rows rather than values: a missing value has been refused, with its row
     has_row = np.zeros((panel.n_series, h), bool)
-    has_row[ahead.series, ahead.step] = True
+    has_row[series, step] = True
     if not has_row.all():
-        i, step = np.argwhere(~has_row)[0]
-        at = panel.time_text(i, panel.lengths[i] + step)
+        i, k = np.argwhere(~has_row)[0]
+        at = panel.time_text(i, panel.lengths[i] + k)
         raise DataError(
             f"futr_df has no row of series {panel.ids[i]!r} at {at} (column "
             f"{fitted.columns.time!r}); it needs the {h} steps after the end of each series, see "
             "make_future_dataframe()"
         )
-
-
-def _fill_covariates(
-    channels: np.ndarray,
-    covariates: tuple[Covariate, ...],
-    frame: Frame,
-    ahead: RowsAhead,
-) -> None:
-    """Write the values of a frame to the channels (C, N, h) of covariates known ahead."""
-    for channel, covariate in zip(channels, covariates, strict=True):
-        values = covariate.channel(frame.values(covariate.name))
-        channel[ahead.series, ahead.step] = values[ahead.rows]
 
 
 def score_forecasts(
@@ -299,18 +267,21 @@ def score_forecasts(
     frame.require(fitted.columns.arguments(hist=False))
     # a missing truth cannot be scored
     truth = frame.numbers(fitted.columns.target, missing=True)
-    ahead = _rows_ahead(fitted, frame, panel, fitted.h).only(~np.isnan(truth))
-    if not ahead.rows.any():
+    rows, series, step = rows_ahead(fitted, frame, panel, fitted.h)
+    known = ~np.isnan(truth[rows])
+    rows, series, step = rows[known], series[known], step[known]
+    if not len(rows):
         raise DataError(
             f"df has no row of the {fitted.h} steps after the ends of the series that the "
             "forecaster was fitted on, to score"
         )
     # 0 where there is no row: these steps are not scored
-    channels = np.zeros((len(fitted.covariates.futr), history.n_series, fitted.h))
-    _fill_covariates(channels, fitted.covariates.futr, frame, ahead)
-    values = forecast_values(fitted, history, channels)[ahead.series, 0, ahead.step]
+    channels = np.zeros((len(fitted.channels.futr), history.n_series, fitted.h))
+    for channel, covariate in zip(channels, fitted.channels.futr, strict=True):
+        channel[series, step] = covariate.channel(frame.values(covariate.name))[rows]
+    values = forecast_values(fitted, history, channels)[series, 0, step]
     scale = _typical_changes(history.tail[0], fitted.features.season)
-    return -float(np.mean(np.abs(values - truth[ahead.rows]) / scale[ahead.series]))
+    return -float(np.mean(np.abs(values - truth[rows]) / scale[series]))
 
 
 def _typical_changes(values: np.ndarray, season: int) -> np.ndarray:
@@ -335,7 +306,7 @@ def require_same_static(
     """Raise DataError if a stored series comes with another static value: its state has followed
     from the old one.
     """
-    if not fitted.covariates.stat:
+    if not fitted.channels.stat:
         return
     stored = require_frame(history).ids
     if static_df is not None:  # it may also have series of which df has no row
@@ -345,13 +316,13 @@ def require_same_static(
     with warnings.catch_warnings():
         # of new categories: an error follows, or they are of new series
         warnings.simplefilter("ignore")
-        given = fitted.covariates.static(panel)
+        given = fitted.channels.static(panel)
     known = np.flatnonzero(series >= 0)
     changed = np.argwhere(given[known] != history.static[series[known]])
     if len(changed):
         i = known[changed[0, 0]]
         channel = changed[0, 1]
-        column = fitted.covariates.stat[channel]
+        column = fitted.channels.stat[channel]
         new = panel.static[column.name][i]
         shown = new if column.categories is None else repr(new)
         raise DataError(
@@ -362,13 +333,12 @@ def require_same_static(
         )
 
 
-def further_steps(
-    fitted: FittedState,
-    history: History,
-    panel: Panel,
-    df: object,
-) -> Steps:
-    """Convert a panel, as read from ``df``, to steps after the end of a forecaster's series."""
+def extended_history(
+    fitted: FittedState, history: History, panel: Panel, df: object
+) -> tuple[History, np.ndarray]:
+    """Return a history with the steps of a panel, as read from ``df``, after the ends of its
+    series, and the numbers of these series.
+    """
     old = history.panel
     # new series follow the stored ones, in the order of their ids
     series = series_numbers(panel.ids, old.ids)
@@ -382,14 +352,15 @@ def further_steps(
     lengths = gap + panel.lengths
     ends = np.concatenate([old.lengths, np.zeros(int(new.sum()), int)])
     ends[series] += lengths
-    extended = replace(
+    longer = replace(
         old,
         ids=np.concatenate([old.ids, panel.ids[new]]),
         first=np.concatenate([old.first, panel.first[new]]),
         lengths=ends,
     )
-    values = _values_after_gaps(fitted, panel, lengths)
-    return Steps(series, lengths, values, fitted.covariates.static(panel), extended)
+    more = PackedSeries(_values_after_gaps(fitted, panel, lengths), lengths)
+    static = fitted.channels.static(panel)
+    return history.extended(fitted, longer, series, more, static), series
 
 
 def _gaps(
@@ -466,7 +437,7 @@ def _values_after_gaps(
     """Return the channels (C, total) of a panel, each series at the end of its ``lengths[n]`` steps
     and NaN before.
     """
-    values = fitted.channel_values(panel)
+    values = fitted.channels.values(panel, fitted.columns.target)
     out = np.full((len(values), int(lengths.sum())), np.nan)
     # only its lengths matter for the positions
     longer = replace(panel, lengths=lengths)

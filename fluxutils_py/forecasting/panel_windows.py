@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from itertools import islice, product
-from typing import NamedTuple, TypeVar
+from itertools import product
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -14,10 +12,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 from fluxutils_py.data.arrays import DuckArray
 from fluxutils_py.data.indexing import Index
 from fluxutils_py.data.segments import Segments
-from fluxutils_py.forecasting.correction import Correction
-from fluxutils_py.forecasting.features import Features, Past
-
-T = TypeVar("T")
+from fluxutils_py.forecasting.channels import Channels
+from fluxutils_py.forecasting.features import Features, WindowPast
 
 
 class PackedSeries:
@@ -78,118 +74,6 @@ class PackedSeries:
         return out
 
 
-@dataclass(frozen=True)
-class Channels:
-    """Numbers of channels of each kind in an input, in this order.
-
-    Attributes
-    ----------
-    history, hist, stat, futr : int
-        Features of the target; then numbers: past covariates, static covariates, covariates known
-        ahead, at the current step.
-    hist_categories, stat_categories, futr_categories : tuple of int
-        Number of codes of each categorical covariate, which has one channel at the current step.
-        Code 0: missing, or not seen in training.
-    ahead : int
-        Each covariate known ahead, numbers first, at the next ``h`` steps, and at the ``h`` steps
-        that the seasonal naive forecast repeats.
-    base : bool
-        Whether the ``h`` steps of the seasonal naive forecast follow, divided by the scale; for
-        logarithms, less the level. The scale is always the last channel.
-    """
-
-    h: int
-    history: int
-    hist: int = 0
-    stat: int = 0
-    futr: int = 0
-    hist_categories: tuple[int, ...] = ()
-    stat_categories: tuple[int, ...] = ()
-    futr_categories: tuple[int, ...] = ()
-    base: bool = False
-
-    @property
-    def numeric(self) -> int:
-        return self.history + self.hist + self.stat + self.futr
-
-    @property
-    def categories(self) -> tuple[int, ...]:
-        return self.hist_categories + self.stat_categories + self.futr_categories
-
-    @property
-    def n_past(self) -> int:
-        """Number of past covariates."""
-        return self.hist + len(self.hist_categories)
-
-    @property
-    def n_static(self) -> int:
-        """Number of static covariates."""
-        return self.stat + len(self.stat_categories)
-
-    @property
-    def n_ahead(self) -> int:
-        """Number of covariates known ahead."""
-        return self.futr + len(self.futr_categories)
-
-    @property
-    def ahead(self) -> int:
-        return 2 * self.h * self.n_ahead
-
-    @property
-    def positions(self) -> list[int]:
-        """Positions of the covariates at the current step: past, static, known ahead, numbers first
-        in each group.
-        """
-        # all numbers come first, then all codes, whatever the group: each network splits there
-        numbers = iter(range(self.history, self.numeric))
-        n_codes = len(self.categories)
-        codes = iter(range(self.numeric, self.numeric + n_codes))
-        positions: list[int] = []
-        for n_numbers, categories in (
-            (self.hist, self.hist_categories),
-            (self.stat, self.stat_categories),
-            (self.futr, self.futr_categories),
-        ):
-            positions += islice(numbers, n_numbers)
-            positions += islice(codes, len(categories))
-        return positions
-
-    def in_order(self, covariates: Sequence[T]) -> list[T]:
-        """Return covariates, one for each of :attr:`positions`, in the order of their channels."""
-        # not sorted as pairs: tensors have no order
-        order = np.argsort(self.positions).tolist()
-        return [covariates[i] for i in order]
-
-    @property
-    def total(self) -> int:
-        n_current = self.numeric + len(self.categories)
-        return n_current + self.ahead + self.h * self.base + 1
-
-
-class CutWindow(NamedTuple):
-    """A window of some rows, with the steps before it on which its features depend.
-
-    Attributes
-    ----------
-    rows : Segments
-    start, stop : int
-        The steps of the window, from the start of each row.
-    values : ndarray of shape (C, B, K)
-        Channels of the source.
-    z : ndarray of shape (B, K)
-        Transformed values of the target.
-    past : Past
-        Statistics at the steps of the window.
-    """
-
-    rows: Segments
-    start: int
-    stop: int
-    values: np.ndarray
-    z: np.ndarray
-    past: Past[np.ndarray]
-
-
 @dataclass
 class PanelWindows:
     """Cut windows of inputs and targets out of a panel.
@@ -205,8 +89,6 @@ class PanelWindows:
         Static covariates.
     ahead : PackedSeries, optional
         Covariates known ahead, as long as the series or longer.
-    correction : Correction, optional
-        Of what networks make of these windows.
 
     Covariates are scaled numbers, followed by codes of categories.
     """
@@ -216,8 +98,10 @@ class PanelWindows:
     channels: Channels
     static: np.ndarray | None = None
     ahead: PackedSeries | None = None
-    correction: Correction | None = None
-    _cached: CutWindow | None = field(default=None, repr=False)
+    # the last window that was cut: its rows and steps, channels and past
+    _cached: tuple[Segments, int, int, np.ndarray, WindowPast] | None = field(
+        default=None, repr=False
+    )
 
     @property
     def n_series(self) -> int:
@@ -244,29 +128,27 @@ class PanelWindows:
         """Return inputs (B, S, channels), float32, at steps ``start`` to ``stop`` of each row, from
         the row's start.
         """
-        window = self._cut_window(rows, start, stop)
-        past = window.past
+        values, past = self._cut(rows, start, stop)
         c = self.channels
         n_steps = stop - start
         here = slice(self.lookback, self.lookback + n_steps)
         out = np.empty((len(rows), n_steps, c.total), np.float32)
         self.features.inputs(past, out[:, :, : c.history])
-        current = [*window.values[1:, :, here]]
-        if self.static is not None and c.n_static:
-            static = self.static[rows.series].T
-            current += [*static[:, :, None]]
-        if self.ahead is not None and c.n_ahead:
+        current = [*values[1:, :, here]]
+        if self.static is not None:
+            current += [*self.static[rows.series].T[:, :, None]]
+        if self.ahead is not None:
             first = rows.start + start - self.lookback
             known = self.ahead.cut(rows.series, first, here.stop + c.h)
             current += [*known[:, :, here]]
             # views of the channels, each copied once: these are the largest part of the input
             later = np.arange(1, c.h + 1)
             offsets = np.concatenate([later, self.features.counterparts()])
-            at = c.numeric + len(c.categories)
-            for channel, offset in product(known, here.start + offsets):
+            for at, (channel, offset) in enumerate(
+                product(known, here.start + offsets), start=c.current
+            ):
                 out[:, :, at] = channel[:, offset : offset + n_steps]
-                at += 1
-        for at, channel in zip(c.positions, current, strict=True):
+        for at, channel in enumerate(c.in_order(current), start=c.history):
             out[:, :, at] = channel
         scale = past.scale[:, :, None]
         if c.base:
@@ -287,13 +169,12 @@ class PanelWindows:
         stop: int,
     ) -> np.ndarray:
         """Return the targets (B, S, h), float32, of these steps; NaN where a value is not known."""
-        window = self._cut_window(rows, start, stop)
-        past = window.past
+        _, past = self._cut(rows, start, stop)
         h = self.features.h
         n_steps = stop - start
         out = np.full((len(rows), n_steps, h), np.nan, np.float32)
         later = self.source.cut(rows.series, rows.start + stop, h)[0]
-        z = window.z[:, self.lookback :]
+        z = past.z[:, self.lookback :]
         z = np.concatenate([z, self.features.forward(later)], axis=1)  # (B, S + h)
         for k in range(h):
             change = z[:, k + 1 : k + 1 + n_steps] - past.naive[:, :, k]
@@ -307,28 +188,28 @@ class PanelWindows:
         rows: Segments,
         start: int,
         stop: int,
-    ) -> Past[np.ndarray]:
+    ) -> WindowPast:
         """Return the statistics at these steps of each row."""
-        return self._cut_window(rows, start, stop).past
+        return self._cut(rows, start, stop)[1]
 
-    def _cut_window(
-        self,
-        rows: Segments,
-        start: int,
-        stop: int,
-    ) -> CutWindow:
+    def _cut(self, rows: Segments, start: int, stop: int) -> tuple[np.ndarray, WindowPast]:
+        """Return the channels (C, B, K) of the source at these steps and ``lookback`` steps before,
+        on which features depend, and the past of these steps.
+        """
         # the last one is kept: training reads the targets of a window after its inputs
         last = self._cached
-        if last is not None and last.rows is rows and last[1:3] == (start, stop):
-            return last
-        # earlier steps for the features, which fill in missing values from them
+        if last is not None and last[1:3] == (start, stop) and _are_same(last[0], rows):
+            return last[3:]
         lookback = self.lookback
         first = rows.start + start - lookback
         values = self.source.cut(rows.series, first, stop - start + lookback)
-        z = self.features.forward(values[0])
-        past = self.features.past(z, stop - start)
-        self._cached = CutWindow(rows, start, stop, values, z, past)
-        return self._cached
+        past = self.features.past(self.features.forward(values[0]), stop - start)
+        self._cached = (rows, start, stop, values, past)
+        return values, past
+
+
+def _are_same(a: Segments, b: Segments) -> bool:
+    return a is b or (np.array_equal(a.series, b.series) and np.array_equal(a.start, b.start))
 
 
 def with_weights(
@@ -417,89 +298,45 @@ class WindowArray(DuckArray):
         return block[:, :, steps - first][features]
 
 
-class Origins:
-    """Evenly spaced steps of all series, from which a network learns to forecast.
+class OriginArray(WindowArray):
+    """Inputs or targets at origins as an (F, N, 1) array, computed on access: N origins of one step
+    each, evenly spaced among steps of all series.
 
     Parameters
     ----------
+    panel, content, weights : as of :class:`WindowArray`
     first, stop : ndarray of int, shape (N,)
         Each series has the steps ``first[n]`` to ``stop[n]``, possibly none.
     most : int, optional
         How many steps are sampled at most, of all series together. None: all.
-
-    Attributes
-    ----------
-    n_all : int
-        Number of steps of all series.
-    n : int
-        Number of sampled steps.
-    """
-
-    def __init__(self, first: np.ndarray, stop: np.ndarray, most: int | None = None) -> None:
-        self.first = first
-        count = np.maximum(stop - first, 0)
-        self.end = np.cumsum(count)
-        self.n_all = int(self.end[-1])
-        self.n = self.n_all if most is None else min(self.n_all, most)
-        self._before = self.end - count
-        self._last: tuple[Segments, Segments] | None = None
-
-    def steps(self, rows: Segments) -> Segments:
-        """Return the sampled steps, 0 to ``n``, that are the series of these rows."""
-        # the same object for the targets as for the inputs, which are then cut only once
-        if self._last is not None and self._last[0] is rows:
-            return self._last[1]
-        # computed on demand, not listed: there may be as many as values
-        place = rows.series * self.n_all // self.n
-        series = np.searchsorted(self.end, place, side="right")
-        step = self.first[series] + place - self._before[series]
-        found = Segments(series, step, np.ones(len(series), int))
-        self._last = rows, found
-        return found
-
-
-class OriginArray(DuckArray):
-    """Inputs or targets at origins as an (F, N, 1) array, computed on access: N origins of one step
-    each.
-
-    Parameters
-    ----------
-    panel : PanelWindows
-    origins : Origins
-    content : "inputs" or "targets"
-    weights : PackedSeries, optional
-        As of :class:`WindowArray`.
     """
 
     def __init__(
         self,
         panel: PanelWindows,
-        origins: Origins,
         content: str,
+        first: np.ndarray,
+        stop: np.ndarray,
+        most: int | None = None,
         weights: PackedSeries | None = None,
     ) -> None:
-        self.panel = panel
-        self.weights = weights
-        self.origins = origins
-        self.content = content
-        size = panel.channels.total
-        if content == "targets":
-            size = panel.features.h if weights is None else 2 * panel.features.h
-        self.shape = (size, origins.n, 1)
-        self.dtype = np.dtype(np.float32)
-        self.nonblocking = True
+        super().__init__(panel, content, weights=weights)
+        count = np.maximum(stop - first, 0)
+        self.first = first
+        self.end = np.cumsum(count)
+        self._before = self.end - count
+        self.n_all = int(self.end[-1])
+        n = self.n_all if most is None else min(self.n_all, most)
+        self.shape = (self.shape[0], n, 1)
+
+    def steps(self, rows: Segments) -> Segments:
+        """Return the steps of the panel that are the given rows."""
+        # computed on demand, not listed: there may be as many as values
+        place = rows.series * self.n_all // self.shape[1]
+        series = np.searchsorted(self.end, place, side="right")
+        step = self.first[series] + place - self._before[series]
+        return Segments(series, step, np.ones(len(series), int))
 
     def read_segments(self, rows: Segments, start: int, stop: int) -> np.ndarray:
         """Return the only step of the given rows: (1, B, F)."""
-        cut = self.panel.inputs if self.content == "inputs" else self.panel.targets
-        steps = self.origins.steps(rows)
-        out = cut(steps, 0, 1)
-        if self.weights is not None:
-            out = with_weights(out, self.weights, steps.series, steps.start)
-        return out.transpose(1, 0, 2)[start:stop]
-
-    def read(self, *index: Index) -> np.ndarray:
-        features, origins, steps = map(np.asarray, index)
-        rows = Segments.from_lengths(self.shape[1], 1)[origins]
-        block = self.read_segments(rows, 0, 1).transpose(2, 1, 0)
-        return block[:, :, steps][features]
+        return super().read_segments(self.steps(rows), 0, 1)[start:stop]

@@ -6,7 +6,7 @@ import torch
 from numpy.testing import assert_allclose
 from torch import nn
 
-from fluxutils_py.explaining.path_gradients import MOST_ROWS, Ends, PathGradients
+from fluxutils_py.explaining.path_gradients import MOST_ROWS, PathGradients
 from fluxutils_py.nn import GRU
 from fluxutils_py.steps.session import InferenceSession
 
@@ -37,7 +37,7 @@ def make(layer, size):
     session = InferenceSession(model, lambda: [X[:3]])
 
     def read(steps):
-        return Ends((X[steps],), (torch.zeros(1, 1, F, dtype=torch.float64),))
+        return (X[steps],), (torch.zeros(1, 1, F, dtype=torch.float64),)
 
     windows = [slice(a, min(a + size, T)) for a in range(0, T, size)]
     return PathGradients(session, windows, read, lambda outs: outs[0][-1].sum(-1))

@@ -477,7 +477,7 @@ def test_texts_of_enumerations_are_saved_as_their_values(df, small, tmp_path):
     fc.save(tmp_path / "fc.pt")
     again = Forecaster.load(tmp_path / "fc.pt")
     assert again.transform == "none"
-    assert set(again.covariates_.hist[0].categories) == {"small", "large"}
+    assert set(again.state_.channels.hist[0].categories) == {"small", "large"}
     pd.testing.assert_frame_equal(again.predict(), fc.predict())
 
 

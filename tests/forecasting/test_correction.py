@@ -10,7 +10,7 @@ import torch
 
 from fluxutils_py.errors import SpecError
 from fluxutils_py.forecasting import Forecaster
-from fluxutils_py.forecasting.correction import SOURCES, Correction
+from fluxutils_py.forecasting.features import SOURCES, Correction
 from fluxutils_py.forecasting.forecaster_export import ForecastStep
 
 H, SEASON, LAG = 5, 3, 6
@@ -44,7 +44,7 @@ def fitted(request, small):
         make_frame(90)
     )
     assert fc.correction_ is not None
-    fc._keep(replace(fc.state_, correction=odd_correction()), fc._origin)
+    fc.state_ = replace(fc.state_, correction=odd_correction())
     return fc
 
 

@@ -9,7 +9,7 @@ from fluxutils_py.forecasting.calibration import (
     independent_errors,
     learn_correction,
 )
-from fluxutils_py.forecasting.correction import SOURCES
+from fluxutils_py.forecasting.features import SOURCES
 
 H = 12
 QUANTILES = (0.1, 0.25, 0.75, 0.9)

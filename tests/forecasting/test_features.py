@@ -59,9 +59,13 @@ def test_values_older_than_the_memory_are_forgotten():
     assert not known[last + 1 :].any()
 
 
-def test_forward_and_inverse_are_each_other_and_refuse_what_has_no_logarithm():
-    f = Features(2, 1, 1, 3, True, 1.0, 1e-6)
-    y = np.array([1e-3, np.nan, 1e9])
-    np.testing.assert_allclose(f.inverse(f.forward(y)), y)
+def test_an_output_of_zero_is_the_seasonal_naive_forecast_in_the_units_of_the_values():
+    f = Features(2, 2, 2, 3, True, 1.0, 1e-6)
+    y = np.r_[np.full(f.lookback - 1, np.nan), 1e-3, 1e9][None]
+    past = f.past(f.forward(y), 1)
+    out = np.zeros((1, 1, 2))
+    np.testing.assert_allclose(f.denormalised(out, past, (), None), [[[1e-3, 1e9]]])
+    missing = f.past(np.full((1, f.lookback + 1), np.nan), 1)
+    assert np.isnan(f.denormalised(out, missing, (), None)).all()
     with pytest.raises(DataError, match=r"there is -1; .*transform='none'"):
         f.forward(np.array([1.0, -1.0, np.nan]))

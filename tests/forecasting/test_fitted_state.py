@@ -4,10 +4,8 @@ import numpy as np
 import pytest
 
 from fluxutils_py.forecasting import Forecaster
-from fluxutils_py.forecasting.fitted_state import (
-    warn_long_horizon,
-    warn_short_series,
-)
+from fluxutils_py.forecasting.fitted_state import warn_short_series
+from fluxutils_py.forecasting.model_fitting import warn_long_horizon
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*series have no more steps than a season")
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from fluxutils_py.forecasting.direct_model import ForecastLoss
+from fluxutils_py.forecasting.networks import ForecastLoss
 
 S, B, H = 5, 3, 4
 

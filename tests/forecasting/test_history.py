@@ -6,10 +6,11 @@ import torch
 from torch import nn
 
 from fluxutils_py import reset, states
-from fluxutils_py.forecasting.direct_model import DirectModel, recurrent_body
+from fluxutils_py.forecasting.channels import Channels
 from fluxutils_py.forecasting.features import Features
 from fluxutils_py.forecasting.history import last_outputs, run_steps, start_history
-from fluxutils_py.forecasting.panel_windows import Channels, PackedSeries, PanelWindows, WindowArray
+from fluxutils_py.forecasting.networks import DirectModel, recurrent_body
+from fluxutils_py.forecasting.panel_windows import PackedSeries, PanelWindows, WindowArray
 from fluxutils_py.forecasting.read_series import STEPS
 from fluxutils_py.frames.panel import Panel
 from fluxutils_py.nn import GRU, LSTM

@@ -4,13 +4,9 @@ import numpy as np
 import pytest
 
 from fluxutils_py.data.segments import Segments
+from fluxutils_py.forecasting.channels import Channels, Covariate
 from fluxutils_py.forecasting.features import Features
-from fluxutils_py.forecasting.panel_windows import (
-    Channels,
-    PackedSeries,
-    PanelWindows,
-    WindowArray,
-)
+from fluxutils_py.forecasting.panel_windows import PackedSeries, PanelWindows, WindowArray
 
 H, M = 4, 3
 
@@ -22,7 +18,9 @@ def windows(rng):
     values = rng.normal(size=(5, lengths.sum()))
     values[[2, 4]] = rng.integers(0, 4, (2, lengths.sum()))
     features = Features(H, M, 2 * M, 5, False, 1.0, 1e-6)
-    channels = Channels(H, features.n_inputs, 1, 2, 1, (4,), (4,), (4,), base=True)
+    number, kind = Covariate("number"), Covariate("kind", categories=("a", "b", "c"))
+    groups = ((number, kind), (number, number, kind), (number, kind))
+    channels = Channels(H, features.n_inputs, *groups, base=True)
     ahead = PackedSeries(values[3:], lengths)
     static = np.concatenate([rng.normal(size=(4, 2)), rng.integers(0, 4, (4, 1))], 1)
     return PanelWindows(PackedSeries(values[:3], lengths), features, channels, static, ahead)

@@ -11,7 +11,7 @@ import torch
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.forecasting import Forecaster, model_fitting
-from fluxutils_py.forecasting.direct_model import ForecastLoss
+from fluxutils_py.forecasting.networks import ForecastLoss
 from fluxutils_py.forecasting.panel_windows import WindowArray
 from fluxutils_py.forecasting.read_series import WEIGHT, target_weights
 from fluxutils_py.frames.panel import Columns, read_panel

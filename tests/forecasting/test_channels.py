@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fluxutils_py.errors import DataError
-from fluxutils_py.forecasting.covariates import Covariate, filled_forward
+from fluxutils_py.forecasting.channels import Covariate, filled_forward
 
 
 def test_numbers_are_standardised_by_what_there_is(rng):

@@ -3,7 +3,7 @@
 import pytest
 
 from fluxutils_py.forecasting import Forecaster
-from fluxutils_py.forecasting.network_size import with_size
+from fluxutils_py.forecasting.forecaster_settings import with_size
 
 
 @pytest.mark.parametrize(

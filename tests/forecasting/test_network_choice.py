@@ -17,8 +17,8 @@ from fluxutils_py.forecasting.network_choice import (
     candidate_networks,
     relative_error,
 )
-from fluxutils_py.forecasting.panel_windows import OriginArray, Origins, PackedSeries
-from fluxutils_py.forecasting.segment_model import SegmentModel, SegmentSizes
+from fluxutils_py.forecasting.networks import SegmentModel, segment_length, segments_of_past
+from fluxutils_py.forecasting.panel_windows import OriginArray, PackedSeries
 
 SEASON, H = 7, 16  # the horizon ends in the middle of a segment of 14 steps
 
@@ -73,7 +73,7 @@ def by_hand(model, x):
 def test_outputs_are_those_by_hand_and_do_not_depend_on_windows():
     features = Features(H, SEASON, SEASON, 56, False, 1.0, 1e-6)
     torch.manual_seed(0)
-    model = SegmentModel(features, 14, (0.1, 0.5, 0.9), 5).eval()
+    model = SegmentModel(features, (0.1, 0.5, 0.9), 5).eval()
     torch.nn.init.normal_(model.skip.weight, std=0.1)
     x = torch.randn(4, 3, 61)  # other inputs are not read
     out = model(x).detach()
@@ -105,12 +105,22 @@ def test_update_files_and_longer_histories_agree(fitted, tmp_path):
 
 
 @pytest.mark.slow
+def test_an_exported_file_forecasts_any_number_of_series(tmp_path):
+    settings = {"network": "segments", "max_steps": 1, "hidden_size": 3, "n_models": 1}
+    settings |= {"calibrate": False, "verbose": False, "comm": None, "transform": "none"}
+    fc = Forecaster(15, SEASON, **settings).fit(values(3, 60))  # two segments are forecast
+    fc.export(tmp_path / "fc.onnx")
+    for n in (1, 3):
+        assert fc.check_export(tmp_path / "fc.onnx", values(n, 20)) < 1e-5
+
+
+@pytest.mark.slow
 def test_origins_are_the_inputs_and_targets_of_their_steps(fitted):
     fc, y = fitted
     windows = fc._fitted.windows(fc._read_known(y, None))
-    origins = Origins(np.array([3, 9, 40]), np.array([5, 9, 44]), 4)
+    origins = (np.array([3, 9, 40]), np.array([5, 9, 44]), 4)
     steps = [(0, 3), (0, 4), (2, 41), (2, 42)]  # of 6: every one and a half
-    x, t = (np.asarray(OriginArray(windows, origins, c)) for c in ("inputs", "targets"))
+    x, t = (np.asarray(OriginArray(windows, c, *origins)) for c in ("inputs", "targets"))
     assert x.shape == (windows.channels.total, 4, 1)
     for i, (n, at) in enumerate(steps):
         past = y[0, n, : at + 1]
@@ -145,11 +155,11 @@ def test_the_kind_with_the_smaller_error_on_the_held_out_end_is_chosen(capsys):
 def test_which_kinds_can_be_used(fitted):
     fc, y = fitted
     fitted_parts = fc._fitted
-    source = fitted_parts.windows(fc._read_known(np.repeat(y, 12, 1), None)).source
+    lengths = np.full(36, 150)
 
     def kinds(is_weighted=False, **settings):
         made = Forecaster(H, **{"season_length": SEASON, **settings})
-        return candidate_networks(made, source, fitted_parts, is_weighted)
+        return candidate_networks(made, lengths, fitted_parts, is_weighted)
 
     assert kinds() == ["recurrent", "segments"]
     assert kinds(quantiles=np.arange(1, 64) / 64) == ["segments"]
@@ -157,8 +167,8 @@ def test_which_kinds_can_be_used(fitted):
     assert kinds(network="segments") == ["segments"]
     assert kinds(is_weighted=True) == ["recurrent"]
     # half of the steps are inputs at most
-    assert SegmentSizes.of(SEASON, 150, H) == (14, 4)
-    assert SegmentSizes.of(24, 20_000, 48).input_size == 336
+    assert (segment_length(SEASON), segments_of_past(SEASON, 150, H)) == (14, 4)
+    assert segments_of_past(24, 20_000, 48) * segment_length(24) == 336
     with pytest.raises(SpecError, match=r"season_length=\(7, 14\)"):
         Forecaster(H, (SEASON, 14), network="segments").fit(y)
     with pytest.raises(SpecError, match="'segment'"):
@@ -199,16 +209,16 @@ def test_weights_of_origins_equal_a_plain_loop():
     fc.fit(y)
     windows = fc._fitted.windows(fc._read_known(y, None))
     n = y.shape[1]
-    origins = Origins(np.full(n, 9), np.full(n, 59), 37)
-    plain = OriginArray(windows, origins, "targets")
+    origins = (np.full(n, 9), np.full(n, 59), 37)
+    plain = OriginArray(windows, "targets", *origins)
     weighted = OriginArray(
-        windows, origins, "targets", PackedSeries(w.reshape(1, -1), np.full(n, 60))
+        windows, "targets", *origins, PackedSeries(w.reshape(1, -1), np.full(n, 60))
     )
     assert weighted.shape == (2 * H, 37, 1)
     rows = Segments(np.arange(37), np.zeros(37, int), np.ones(37, int))
     targets = plain.read_segments(rows, 0, 1)[0]
     found = weighted.read_segments(rows, 0, 1)[0]
-    steps = origins.steps(rows)
+    steps = plain.steps(rows)
     for i in range(37):
         for k in range(H):
             at = steps.start[i] + 1 + k

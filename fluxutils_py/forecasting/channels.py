@@ -1,17 +1,20 @@
-"""Standardise numeric covariates and number categories."""
+"""Name the channels of a network's input, and make those of covariates: standardised numbers, and
+codes of categories.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from fluxutils_py.data.filling import last_positions
 from fluxutils_py.errors import DataError, warn
-from fluxutils_py.forecasting.panel_windows import Channels
-from fluxutils_py.frames.panel import Columns, Panel
+from fluxutils_py.frames.panel import Panel
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,11 @@ class Covariate:
     @property
     def is_category(self) -> bool:
         return self.categories is not None
+
+    @property
+    def n_codes(self) -> int:
+        """Number of codes of a categorical column. Code 0: missing, or not seen in training."""
+        return 0 if self.categories is None else len(self.categories) + 1
 
     def channel(self, values: np.ndarray) -> np.ndarray:
         """Return standardised numbers, or codes: (total,), NaN where missing.
@@ -137,75 +145,87 @@ def filled_forward(
 
 
 @dataclass(frozen=True)
-class Covariates:
-    """All covariates of a panel, as fitted in training; numbers before categories in each group.
+class Channels:
+    """The channels of a network's input, which windows, networks, histories and exports share.
 
-    This is the order of :class:`Channels`, on which the networks depend.
+    In this order: ``history`` features of the target; the covariates at the current step; each
+    covariate known ahead at the next ``h`` steps, and at the ``h`` steps that the seasonal naive
+    forecast repeats; with ``base``, the ``h`` steps of the seasonal naive forecast, divided by the
+    scale (for logarithms, less the level); the scale.
+
+    Attributes
+    ----------
+    h, history : int
+    hist, stat, futr : tuple of Covariate
+        Past, static, and known ahead, as fitted in training; numbers before categories in each.
+    base : bool
     """
 
+    h: int
+    history: int
     hist: tuple[Covariate, ...] = ()
-    futr: tuple[Covariate, ...] = ()
     stat: tuple[Covariate, ...] = ()
+    futr: tuple[Covariate, ...] = ()
+    base: bool = False
 
-    @classmethod
-    def of(cls, panel: Panel, columns: Columns) -> Covariates:
-        """Fit the covariates that ``columns`` names."""
-        return cls(
-            hist=_fit_group(columns.hist, panel.values),
-            futr=_fit_group(columns.futr, panel.values),
-            stat=_fit_group(columns.stat, panel.static),
-        )
+    @property
+    def groups(self) -> dict[str, tuple[Covariate, ...]]:
+        """The covariates by the names of the inputs of an exported file."""
+        return {"past": self.hist, "static": self.stat, "known": self.futr}
 
-    def steps(self, panel: Panel, group: str) -> np.ndarray:
-        """Return the channels (C, total) of the ``"hist"`` or ``"futr"`` covariates, NaN where
+    @property
+    def covariates(self) -> list[Covariate]:
+        """All covariates, group by group."""
+        return [*self.hist, *self.stat, *self.futr]
+
+    def in_order(self, given: Sequence[T]) -> list[T]:
+        """Return what is given for each of :attr:`covariates` in the order of their channels: all
+        numbers come first, then all codes, since each network splits there.
+        """
+        covariates = self.covariates
+        order = sorted(range(len(covariates)), key=lambda i: covariates[i].is_category)
+        return [given[i] for i in order]
+
+    @property
+    def n_codes(self) -> list[int]:
+        """Number of codes of each categorical covariate, in the order of their channels."""
+        return [c.n_codes for c in self.covariates if c.is_category]
+
+    @property
+    def numeric(self) -> int:
+        """Number of channels at the current step that hold numbers, which come first."""
+        return self.current - len(self.n_codes)
+
+    @property
+    def current(self) -> int:
+        """Number of channels at the current step."""
+        return self.history + len(self.covariates)
+
+    @property
+    def ahead(self) -> int:
+        """Number of channels of covariates known ahead, which follow."""
+        return 2 * self.h * len(self.futr)
+
+    @property
+    def total(self) -> int:
+        return self.current + self.ahead + self.h * self.base + 1
+
+    def values(self, panel: Panel, target: str) -> np.ndarray:
+        """Return the target, past covariates and those known ahead: (C, total), NaN where
         missing.
         """
-        covariates: tuple[Covariate, ...] = getattr(self, group)
-        # np.stack needs at least one array
-        if not covariates:
-            return np.empty((0, int(panel.lengths.sum())))
-        channels = [c.channel(panel.values[c.name]) for c in covariates]
-        return np.stack(channels)
+        channels = [c.channel(panel.values[c.name]) for c in (*self.hist, *self.futr)]
+        return np.stack([panel.values[target], *channels])
 
     def static(self, panel: Panel) -> np.ndarray:
         """Return the channels (N, C) of the static covariates."""
+        # np.stack needs at least one array
         if not self.stat:
             return np.empty((panel.n_series, 0))
-        channels = [c.channel(panel.static[c.name]) for c in self.stat]
-        return np.stack(channels, 1)
-
-    def channels(
-        self,
-        h: int,
-        history: int,
-        base: bool,
-    ) -> Channels:
-        """Return the channels of a network's input, ``history`` of which come from the target."""
-        return Channels(
-            h,
-            history,
-            hist=_count_numbers(self.hist),
-            stat=_count_numbers(self.stat),
-            futr=_count_numbers(self.futr),
-            hist_categories=_count_codes(self.hist),
-            stat_categories=_count_codes(self.stat),
-            futr_categories=_count_codes(self.futr),
-            base=base,
-        )
+        return np.stack([c.channel(panel.static[c.name]) for c in self.stat], 1)
 
 
-def _fit_group(
-    names: Sequence[str],
-    values: dict[str, np.ndarray],
-) -> tuple[Covariate, ...]:
+def fit_covariates(names: Sequence[str], values: dict[str, np.ndarray]) -> tuple[Covariate, ...]:
+    """Fit covariates to their columns; numbers come before categories."""
     group = [Covariate.of(name, values[name]) for name in names]
     return tuple(sorted(group, key=lambda c: c.is_category))  # keeps the user's order within each
-
-
-def _count_numbers(group: tuple[Covariate, ...]) -> int:
-    return sum(not c.is_category for c in group)
-
-
-def _count_codes(group: tuple[Covariate, ...]) -> tuple[int, ...]:
-    # one more than categories: code 0
-    return tuple(len(c.categories) + 1 for c in group if c.categories is not None)

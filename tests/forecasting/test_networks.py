@@ -6,15 +6,20 @@ from torch import nn
 
 from fluxutils_py import reset
 from fluxutils_py.errors import SpecError
-from fluxutils_py.forecasting.direct_model import DirectModel, recurrent_body
-from fluxutils_py.forecasting.panel_windows import Channels
+from fluxutils_py.forecasting.channels import Channels, Covariate
+from fluxutils_py.forecasting.networks import DirectModel, recurrent_body
 from fluxutils_py.nn import LSTM
 
-CODES = {"hist_categories": (4,), "stat_categories": (3,), "futr_categories": (5, 4)}
-CHANNELS = Channels(4, 6, hist=1, stat=1, futr=2, **CODES, base=True)
-N_CODES = len(CHANNELS.categories)
-AHEAD = CHANNELS.numeric + N_CODES  # the first number known ahead, one step ahead
-CODES_AHEAD = AHEAD + CHANNELS.futr * 2 * CHANNELS.h
+
+def group(n_numbers, *n_categories):
+    numbers = [Covariate("number")] * n_numbers
+    return (*numbers, *(Covariate("kind", categories=tuple("abcd"[:n])) for n in n_categories))
+
+
+CHANNELS = Channels(4, 6, group(1, 3), group(1, 2), group(2, 4, 3), base=True)
+N_CODES = len(CHANNELS.n_codes)
+AHEAD = CHANNELS.current  # the first number known ahead, one step ahead
+CODES_AHEAD = AHEAD + 2 * 2 * CHANNELS.h
 
 
 def network(quantiles=()):
