@@ -34,7 +34,7 @@ from fluxutils_py import Estimator, Spec, h5mmap, h5save, net2vec
 from fluxutils_py.data import SeriesArray
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.nn import LSTM
-from fluxutils_py.training.tensors import to_tensor
+from fluxutils_py.training.minibatch import to_tensor
 
 F, N, T, B, S = 32, 1024, 1024, 64, 64
 CPU = torch.device("cpu")

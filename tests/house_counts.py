@@ -75,13 +75,13 @@ class Journey:
 
 
 X = np.random.default_rng(0).normal(size=(3, 40, 100)).astype("float32")
+MODEL = nn.Sequential(LSTM(3, 16), nn.Linear(16, 1))
 
 
 def plain_fit(opt: object = None) -> Estimator:
     """Fit a plain estimator."""
-    model = nn.Sequential(LSTM(3, 16), nn.Linear(16, 1))
     spec = {"epochs": 60, "batchsize": 20, "seqsize": 50}
-    est = Estimator(model, opt=opt, spec=spec, random_state=0, verbose=False)
+    est = Estimator(MODEL, opt=opt, spec=spec, random_state=0, verbose=False)
     return est.fit(X, X.mean(0, keepdims=True))
 
 

@@ -92,6 +92,7 @@ NEIGHBOURS_APART = {
 # at the end).
 ONLY_IN = {
     "sklearn": (
+        "auto/",
         "estimator/",
         "explaining/",
         "forecasting/",

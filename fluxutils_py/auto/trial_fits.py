@@ -50,19 +50,13 @@ def run_auto_fit(est: Any, *series: Any, groups: object = None, **call: Any) -> 
         counted = steps_to_learn_from(data.inputs, data.targets, data.weight, data.reader)
         begun = replace(begun, data=replace(data, counted=counted))
         settings = begun.settings if continues else choose(begun, groups)
-        calibration = None
-        calibrates = settings.interval is not None
-        if calibrates and not _holds_out(begun, settings):
-            line = "fitting on a part, to calibrate the interval on the rest"
-            say_stage(settings.verbose, begun.ranks, line)
-            calibration = _calibration_by_trial(settings, begun, groups)
+        calibration = _calibration_by_trial(settings, begun, groups)
         loop = ReadyMadeLoop(begun, begun.cut(settings), groups)
         if not (loop.makes_updates or is_fit):
             raise _no_partial_fit(est)
         train(begun, loop)
-        if calibrates:
-            if calibration is None:
-                calibration = _calibration_of(begun, loop)
+        if settings.interval is not None:
+            calibration = calibration or _calibration_of(begun, loop)
             est.fitted_parts_ = replace(est.fitted_parts_, calibration=calibration)
 
 
@@ -229,11 +223,6 @@ def _choice_after_trial(
     return replace(choice, cell=cell, gain=best, needs_trial=False)
 
 
-def _holds_out(begun: BegunFit, settings: Settings) -> bool:
-    """Return whether the fit itself has data that it does not learn from."""
-    return begun.data.validation_data is not None or settings.early_stopping
-
-
 def _calibration_of(begun: BegunFit, loop: FitLoop) -> Calibration:
     """Return the errors of a model on the data that its fit held out."""
     data = loop.data
@@ -244,8 +233,17 @@ def _calibration_of(begun: BegunFit, loop: FitLoop) -> Calibration:
     return HeldOut(data.validation, whole, data.codec, data.spec).calibration(loop.model)
 
 
-def _calibration_by_trial(settings: Settings, begun: BegunFit, groups: object) -> Calibration:
-    """Return the errors, on a part of the data, of a model that was fitted on the rest."""
+def _calibration_by_trial(
+    settings: Settings, begun: BegunFit, groups: object
+) -> Calibration | None:
+    """Return the errors, on a part of the data, of a model that was fitted on the rest; None where
+    no interval is asked for, or the fit itself has data that it does not learn from.
+    """
+    holds_out = begun.data.validation_data is not None or settings.early_stopping
+    if settings.interval is None or holds_out:
+        return None
+    line = "fitting on a part, to calibrate the interval on the rest"
+    say_stage(settings.verbose, begun.ranks, line)
     few = FEW_SERIES
     if begun.data.targets.per_series:
         few = 0  # the end of a series has its target: whole series are held out

@@ -17,7 +17,7 @@ from fluxutils_py.data.weights import LossBlock, loss_blocks
 from fluxutils_py.errors import ShapeError, SpecError
 from fluxutils_py.estimator.building import require_stored
 from fluxutils_py.estimator.spec import Settings, Spec, read_spec
-from fluxutils_py.inputs.inputs import Inputs, InputSchema, feature_counts
+from fluxutils_py.inputs.inputs import Inputs, Schema, feature_counts
 from fluxutils_py.inputs.labels import (
     LabelEncoder,
     check_classes,
@@ -33,7 +33,6 @@ from fluxutils_py.inputs.targets import (
     MISSING_LABEL,
     SeriesReader,
     Targets,
-    TargetSchema,
     read_labels,
 )
 from fluxutils_py.nn.losses import Loss, SeqLoss, as_loss, takes_weights
@@ -76,7 +75,7 @@ class FitData:
 
 def read_data(
     settings: Settings,
-    schema: InputSchema,
+    schema: Schema,
     x: object,
     y: object,
     sample_weight: object = None,
@@ -202,7 +201,7 @@ class ReadData:
     Attributes
     ----------
     reader : SeriesReader
-    schema : InputSchema
+    schema : Schema
     inputs : Inputs
     weight : SampleWeight or None
     targets : Targets
@@ -220,7 +219,7 @@ class ReadData:
     """
 
     reader: SeriesReader
-    schema: InputSchema
+    schema: Schema
     inputs: Inputs
     weight: SampleWeight | None
     targets: Targets
@@ -515,7 +514,7 @@ def target_schema(
     per_series: bool | None,
     unknown: int | None = None,
     name: str = "y",
-) -> TargetSchema:
+) -> Schema:
     """Return requirements on targets; ``unknown`` is the code of labels outside the classes, see
     :class:`LabelEncoder`.
     """
@@ -530,8 +529,13 @@ def target_schema(
         # no error where other labels outside the classes are
         ignored = ignored_labels(settings.class_weight) if unknown is None else []
         encode = LabelEncoder(classes, unknown, name, ignored)
-    return TargetSchema(
-        estimator, kind, settings.target, per_series=per_series, encode=encode, name=name
+    return Schema(
+        estimator,
+        kind=kind,
+        target=settings.target,
+        per_series=per_series,
+        encode=encode,
+        target_name=name,
     )
 
 

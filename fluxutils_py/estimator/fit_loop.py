@@ -93,14 +93,7 @@ class FitLoop(Loop):
         progress = None if settings.verbose is False else progress_hook(settings.verbose)
         self.rng = rng
         self.resume = earlier is not None
-        self.compile = None
-        if settings.compile is not False:
-            self.compile = compile_arguments(settings.compile)
-        if self.compile is not None and spec.gradient == "exact":
-            raise SpecError(
-                f"compile={settings.compile!r} and spec.gradient='exact': compiled layers carry no "
-                "sensitivities; leave compile out, or set gradient='truncated'"
-            )
+        self.compile = _compile_arguments(settings, spec)
         if earlier is None:
             self.model, self.optimizer = _new_model(data, ranks, rng)
         else:
@@ -116,25 +109,20 @@ class FitLoop(Loop):
             self.epoch = earlier.n_iter_
             self.history = list(earlier.history_)
             self.step = earlier.fitted_parts_.n_steps
+        self._plan(spec)
+        self.estimator: SeriesEstimator | None = None
+        self._add_parts(spec)
+        if progress is not None and ranks.rank == 0:
+            self._attach_progress(progress)
+
+    def _plan(self, spec: Spec) -> None:
+        """Set the length of the fit."""
         self.n_windows = sum(1 for _ in self.data.windows.indices_with_loss())
         per_epoch = -(-self.n_windows // spec.accumulate)
         self.epochs = spec.planned_epochs(per_epoch)
         self.n_updates = self.epochs * per_epoch
         if spec.max_updates is not None:
             self.n_updates = min(self.n_updates, spec.max_updates)
-        self.estimator: SeriesEstimator | None = None
-        self.validation: TensorBatches | None = None
-        if self.data.validation is not None:
-            self.validation = self.on_device(self.data.validation, ranks)
-        self.schedule = self._new_schedule()
-        self.stopping = None
-        if spec.patience is not None:
-            self.stopping = EarlyStopping(self.model, spec.patience)
-        for part in (self.schedule, self.stopping):
-            if part is not None:
-                self.hooks.register_state(part.name, part)
-        if progress is not None and ranks.rank == 0:
-            self._attach_progress(progress)
 
     def new_step(self, ranks: RankGroup) -> Any:
         """Return the step of the loop."""
@@ -158,6 +146,19 @@ class FitLoop(Loop):
         return TensorBatches(
             windows, parameter.dtype, parameter.device, rng, rank=ranks.rank, size=ranks.size
         )
+
+    def _add_parts(self, spec: Spec) -> None:
+        """Add validation, learning-rate schedule and early stopping, where the spec has them."""
+        self.validation: TensorBatches | None = None
+        if self.data.validation is not None:
+            self.validation = self.on_device(self.data.validation, self.ranks)
+        self.schedule = self._new_schedule()
+        self.stopping = None
+        if spec.patience is not None:
+            self.stopping = EarlyStopping(self.model, spec.patience)
+        for part in (self.schedule, self.stopping):
+            if part is not None:
+                self.hooks.register_state(part.name, part)
 
     def _new_schedule(self) -> Schedule | None:
         spec = self.data.spec
@@ -232,6 +233,19 @@ class FitLoop(Loop):
     def _run_ends(self) -> None:
         if self.stopping is not None:
             self.stopping.on_end(self)
+
+
+def _compile_arguments(settings: Settings, spec: Spec) -> Any:
+    """Return the arguments of ``torch.compile``; None: the model is not compiled."""
+    if settings.compile is False:
+        return None
+    arguments = compile_arguments(settings.compile)
+    if arguments is not None and spec.gradient == "exact":
+        raise SpecError(
+            f"compile={settings.compile!r} and spec.gradient='exact': compiled layers carry no "
+            "sensitivities; leave compile out, or set gradient='truncated'"
+        )
+    return arguments
 
 
 def cut_for_model(data: FitData, model: nn.Module) -> FitData:

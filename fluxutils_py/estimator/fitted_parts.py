@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from fluxutils_py.estimator.spec import Settings
 from fluxutils_py.estimator.streams.conformal import Calibration
-from fluxutils_py.inputs.inputs import InputLayout, InputSchema
+from fluxutils_py.inputs.inputs import InputLayout, Schema
 from fluxutils_py.inputs.target_codec import TargetCodec
 from fluxutils_py.nn import Recur
 
@@ -127,15 +127,13 @@ class SeriesEstimator(Protocol):
         ...
 
 
-def input_schema(
-    est: SeriesEstimator, settings: Settings, parts: FittedParts | None
-) -> InputSchema:
+def input_schema(est: SeriesEstimator, settings: Settings, parts: FittedParts | None) -> Schema:
     """Return the requirements on inputs; ``parts`` are those of the fit that they follow."""
     name = type(est).__name__
     if parts is None:
-        return InputSchema(name, settings.n_timesteps)
+        return Schema(name, settings.n_timesteps)
     longest = parts.longest if uses_past(est.model_) else 1
-    return InputSchema(name, settings.n_timesteps, fitted=parts.layout, longest=longest)
+    return Schema(name, settings.n_timesteps, fitted=parts.layout, longest=longest)
 
 
 def uses_past(model: nn.Module) -> bool:

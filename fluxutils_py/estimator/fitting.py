@@ -41,7 +41,7 @@ from fluxutils_py.estimator.fitted_parts import FittedParts, SeriesEstimator, in
 from fluxutils_py.estimator.resuming import restore_newest, saved_minibatch_size, with_checkpoints
 from fluxutils_py.estimator.same_fit import course_of_fit, require_same_fit, require_same_inputs
 from fluxutils_py.estimator.spec import Settings, read_spec
-from fluxutils_py.inputs.inputs import InputSchema
+from fluxutils_py.inputs.inputs import Schema
 from fluxutils_py.inputs.sharded_data import sharded_reader
 from fluxutils_py.inputs.targets import SeriesReader
 from fluxutils_py.nn.copying import deep_copy
@@ -141,7 +141,6 @@ def begun_fit(
     settings = est.resolved_params()
     earlier = est if resume and hasattr(est, "model_") else None
     parts = None if earlier is None else earlier.fitted_parts_
-    has_callbacks = bool(vars(est).get(ATTRIBUTE))
     with ranks_of_call(settings.comm, "fit", sharded) as ranks:
         callbacks = as_callbacks(settings.callbacks)
         if not ranks.is_single:
@@ -149,19 +148,16 @@ def begun_fit(
             with_hooks = replace(settings, callbacks=hooks)
             ranks.require_equal(course_of_fit(with_hooks, earlier is not None, epochs))
         require_gradients("fit")
-        # copied, so that the user's generator advances only once training has begun
-        rng = make_generator(copy.deepcopy(settings.random_state))
-        seed = int(make_generator(copy.deepcopy(settings.random_state)).integers(2**31))
-        if parts is not None:
-            rng = copy.deepcopy(parts.rng)
-        rng, seed = ranks.allgather((rng, seed))[0]
+        rng, seed = _randomness(settings, parts, ranks)
         # before data are read, as it decides how they are cut
         saved = None
         if earlier is None and has_checkpointers(callbacks):
             saved = saved_minibatch_size(callbacks, ranks)
         spec_of_call(settings, epochs, is_fit)  # raises its errors before anything is read
-        schema = InputSchema(type(est).__name__, settings.n_timesteps)
+        codec = None
+        schema = Schema(type(est).__name__, settings.n_timesteps)
         if parts is not None:
+            codec = parts.codec
             schema = input_schema(est, settings, parts)
         data = read_data(
             settings,
@@ -174,18 +170,43 @@ def begun_fit(
             reader=sharded_reader(ranks) if sharded else SeriesReader(),
             validation_data=validation_data,
             classes=classes,
-            earlier=None if parts is None else parts.codec,
+            earlier=codec,
             is_fit=is_fit,
         )
         task = None
-        if has_callbacks and ranks.rank == 0:
+        if ranks.rank == 0:
             given = {"sample_weight": sample_weight, "lengths": lengths, "starts": starts}
-            metadata = {name: value for name, value in given.items() if value is not None}
-            task = partial(begin_fit, est, x, y, metadata)
+            task = _task_of(est, x, y, given)
         is_first = is_fit and not resume
         yield BegunFit(
             est, settings, data, ranks, rng, seed, saved, earlier, epochs, is_first, task
         )
+
+
+def _randomness(
+    settings: Settings, parts: FittedParts | None, ranks: RankGroup
+) -> tuple[np.random.Generator, int]:
+    """Return the generator of a fit, that of an earlier one if there are ``parts`` of it, and the
+    seed of held-out data, of rank 0 on all ranks.
+
+    Generators are copied, so that the user's advances only once training has begun.
+    """
+    rng = make_generator(copy.deepcopy(settings.random_state))
+    seed = int(make_generator(copy.deepcopy(settings.random_state)).integers(2**31))
+    if parts is not None:
+        rng = copy.deepcopy(parts.rng)
+    of_first: tuple[np.random.Generator, int] = ranks.allgather((rng, seed))[0]
+    return of_first
+
+
+def _task_of(
+    est: SeriesEstimator, x: object, y: object, given: dict[str, object]
+) -> Callable[..., Callable[[], None]] | None:
+    """Return what begins the task of scikit-learn's callbacks; None without any."""
+    if not vars(est).get(ATTRIBUTE):
+        return None
+    metadata = {name: value for name, value in given.items() if value is not None}
+    return partial(begin_fit, est, x, y, metadata)
 
 
 def run_fit(est: SeriesEstimator, *series: Any, groups: object = None, **call: Any) -> None:
@@ -209,12 +230,11 @@ def train(begun: BegunFit, loop: FitLoop) -> None:
     """Train, and keep the attributes of the estimator up to date: run the epochs that are left,
     after those of a checkpoint.
 
-    The estimator does not change before loop begins. A later error restores it if no update was
+    The estimator does not change before training begins. A later error restores it if no update was
     made, or, unless it is an interrupt, if this fit replaces an earlier one.
     """
     est = begun.est
     ranks = begun.ranks
-    callbacks = as_callbacks(loop.data.settings.callbacks)
     # now, when a model exists that tells what it sees; the first fit has said it
     if ranks.rank == 0 and not loop.resume:
         _warn_about(loop, is_first=begun.is_first)
@@ -224,8 +244,10 @@ def train(begun: BegunFit, loop: FitLoop) -> None:
     if begun.task is not None:
         fitted = partial(_fitted_now, est, alone=not ranks.is_single)
         end_task = begun.task(n_epochs=loop.epochs, fitted=fitted)
+    callbacks = as_callbacks(loop.data.settings.callbacks)
     if vars(est).get(ATTRIBUTE):
         callbacks = [*callbacks, *hooks_of(est)]
+    has_checkpoints = has_checkpointers(callbacks)
     # a partial_fit may be of data unlike those before
     target_sums = watch_targets(loop) if begun.data.is_fit else []
     with _restoring(est, loop):
@@ -235,15 +257,16 @@ def train(begun: BegunFit, loop: FitLoop) -> None:
             "model": loop.model,
             "optimizer": loop.optimizer,
         }
-        has_checkpoints = has_checkpointers(callbacks)
         if has_checkpoints:
             callbacks = with_checkpoints(callbacks, loop, est)
         for callback in callbacks:
             loop.hooks.attach(callback)
         begin_attributes(est, loop)
         with loop.surroundings():
-            is_restored = has_checkpoints and _restore(est, loop, callbacks)
-            if not (loop.resume or is_restored):
+            continues = loop.resume
+            if has_checkpoints:
+                continues |= _restore(est, loop, callbacks)
+            if not continues:
                 loop.prepare()
             loop.run_epochs(loop.passes, loop.epochs)
     if end_task is not None:

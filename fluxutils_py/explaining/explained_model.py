@@ -20,7 +20,7 @@ from fluxutils_py.estimator.spec import Spec, read_spec
 from fluxutils_py.estimator.streams.streaming import unwrap
 from fluxutils_py.inputs.inputs import Inputs, read_inputs
 from fluxutils_py.nn.causal_kernels import CausalKernels
-from fluxutils_py.training.tensors import to_tensor
+from fluxutils_py.training.minibatch import to_tensor
 from fluxutils_py.transformers import SequenceScaler
 from fluxutils_py.transformers.transformer_base import read_blocks
 from fluxutils_py.validation import check_integer

@@ -25,6 +25,7 @@ from fluxutils_py.training.minibatch import (
     Minibatch,
     as_minibatch,
     begins_series,
+    detached,
     require_parts,
     require_same_arity,
 )
@@ -38,7 +39,6 @@ from fluxutils_py.training.running_metrics import (
     weighted_mean,
 )
 from fluxutils_py.training.step_info import BatchLoss, StepInfo
-from fluxutils_py.training.tensors import detached
 from fluxutils_py.tree import is_sequence, tree_map
 from fluxutils_py.validation import check_integer
 

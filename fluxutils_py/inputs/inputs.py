@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import numbers
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -184,8 +184,8 @@ class InputLayout:
 
 
 @dataclass(frozen=True)
-class InputSchema:
-    """Requirements that :func:`read_inputs` checks.
+class Schema:
+    """What an estimator requires of its data: :func:`read_inputs` and ``read_targets`` check it.
 
     Attributes
     ----------
@@ -200,6 +200,18 @@ class InputSchema:
     longest : int
         Steps of the longest series of the fit, if results depend on earlier steps. Above 1, rows
         of a matrix that become series of one step are warned of.
+    kind : "numbers", "integers" or "labels"
+        Of targets. Integers are for losses that need them. Labels have any type, one per step or
+        series.
+    target : "auto", "step" or "series"
+        What a matrix of targets holds, see :class:`fluxutils_py.Estimator`.
+    per_series : bool, optional
+        Whether such a matrix has one target per series, if ``target`` is "auto" and its shape fits
+        both. None: unknown.
+    encode : callable, optional
+        Turns labels into integers.
+    target_name : str
+        Name of the targets in messages.
     """
 
     estimator: str
@@ -207,11 +219,16 @@ class InputSchema:
     allow_nan: bool = False
     fitted: InputLayout | None = None
     longest: int = 1
+    kind: str = "numbers"
+    target: str = "auto"
+    per_series: bool | None = None
+    encode: Callable[[np.ndarray], np.ndarray] | None = None
+    target_name: str = "y"
 
 
 def read_inputs(
     x: object,
-    schema: InputSchema,
+    schema: Schema,
     *,
     name: str = "x",
     starts: object = None,
@@ -451,7 +468,7 @@ def _read_view(view: SequenceView, name: str) -> Inputs:
     )
 
 
-def _read_rows(x: object, schema: InputSchema, name: str) -> Inputs:
+def _read_rows(x: object, schema: Schema, name: str) -> Inputs:
     """Read a matrix, whose rows are samples of one step or, with ``n_timesteps``, flattened
     series.
     """
@@ -520,7 +537,7 @@ def _require_columns_of_native(x: object, fitted: InputLayout, estimator: str, n
     )
 
 
-def _validate_matrix(x: object, schema: InputSchema) -> tuple[np.ndarray, np.ndarray | None]:
+def _validate_matrix(x: object, schema: Schema) -> tuple[np.ndarray, np.ndarray | None]:
     """Check a matrix with scikit-learn; return it and the names of its columns."""
     # validate_data stores its results on an estimator, whose class it names in messages
     keeper: Any = type(schema.estimator, (BaseEstimator,), {})()
@@ -538,7 +555,7 @@ def _validate_matrix(x: object, schema: InputSchema) -> tuple[np.ndarray, np.nda
     return matrix, getattr(keeper, "feature_names_in_", None)
 
 
-def _read_flat_view(x: object, schema: InputSchema, fitted: InputLayout, name: str) -> Inputs:
+def _read_flat_view(x: object, schema: Schema, fitted: InputLayout, name: str) -> Inputs:
     """Read a matrix with the columns of a fitted view."""
     matrix = check_array(
         x,

@@ -12,12 +12,11 @@ from torch import Tensor
 from fluxutils_py.data import SampleWeight, SeriesArray, samples
 from fluxutils_py.data.segments import SeriesShards
 from fluxutils_py.errors import DataError, RankError
-from fluxutils_py.inputs.inputs import Inputs, InputSchema, read_inputs, read_weight
+from fluxutils_py.inputs.inputs import Inputs, Schema, read_inputs, read_weight
 from fluxutils_py.inputs.labels import unique_labels
 from fluxutils_py.inputs.targets import (
     SeriesReader,
     Targets,
-    TargetSchema,
     last_step_targets,
     read_targets,
 )
@@ -42,7 +41,7 @@ class ShardedReader(SeriesReader):
 
     ranks: RankGroup
 
-    def inputs(self, x: object, schema: InputSchema, *, name: str = "x", **bounds: Any) -> Inputs:
+    def inputs(self, x: object, schema: Schema, *, name: str = "x", **bounds: Any) -> Inputs:
         """Read this rank's inputs, see :func:`read_inputs`, and number the series of all ranks.
 
         Raises
@@ -82,13 +81,13 @@ class ShardedReader(SeriesReader):
         self._agree_on(_NO_WEIGHTS if weight is None else _WEIGHTS, "sample_weight")
         return weight
 
-    def targets(self, y: object, inputs: Inputs, schema: TargetSchema) -> Targets:
+    def targets(self, y: object, inputs: Inputs, schema: Schema) -> Targets:
         """Read the targets of this rank's series, see :func:`read_targets`."""
         if inputs.is_stand_in:
-            form: _TargetForm = self._agree_on(None, schema.name)
-            return form.stand_in(inputs.T, schema.name)
+            form: _TargetForm = self._agree_on(None, schema.target_name)
+            return form.stand_in(inputs.T, schema.target_name)
         targets = read_targets(y, inputs, schema)
-        self._agree_on(_TargetForm.of(targets), schema.name)
+        self._agree_on(_TargetForm.of(targets), schema.target_name)
         return targets
 
     def classes(
@@ -206,7 +205,7 @@ class _InputForm(_Form):
 
     def stand_in(
         self,
-        schema: InputSchema,
+        schema: Schema,
         name: str,
     ) -> Inputs:
         """Return inputs of this form of one series, of zeros and length 0."""

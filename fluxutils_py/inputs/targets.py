@@ -23,7 +23,7 @@ from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.inputs.inputs import (
     BATCH_FIRST,
     Inputs,
-    InputSchema,
+    Schema,
     as_series,
     check_aligned,
     feature_counts,
@@ -33,7 +33,7 @@ from fluxutils_py.inputs.inputs import (
     read_weight,
     require_array,
 )
-from fluxutils_py.inputs.labels import MISSING_LABEL, Transform, encode_labels, is_label
+from fluxutils_py.inputs.labels import MISSING_LABEL, encode_labels, is_label
 from fluxutils_py.inputs.moments import Moments
 
 Summand = TypeVar("Summand")
@@ -55,39 +55,10 @@ class Targets:
     ndim: int
 
 
-@dataclass(frozen=True)
-class TargetSchema:
-    """Requirements that :func:`read_targets` checks.
-
-    Attributes
-    ----------
-    estimator : str
-        Name of the estimator's class, for messages.
-    kind : "numbers", "integers" or "labels"
-        Integers are for losses that need them. Labels have any type, one per step or series.
-    target : "auto", "step" or "series"
-        What a matrix holds, see :class:`fluxutils_py.Estimator`.
-    per_series : bool, optional
-        Whether a matrix has one target per series, if ``target`` is "auto" and its shape fits both.
-        None: unknown.
-    encode : callable, optional
-        Turns labels into integers.
-    name : str
-        Name of the targets in messages.
-    """
-
-    estimator: str
-    kind: str = "numbers"
-    target: str = "auto"
-    per_series: bool | None = None
-    encode: Transform | None = None
-    name: str = "y"
-
-
 class SeriesReader:
     """Reads the series of a call that has all of them: its sums and labels are those of all."""
 
-    def inputs(self, x: object, schema: InputSchema, *, name: str = "x", **bounds: Any) -> Inputs:
+    def inputs(self, x: object, schema: Schema, *, name: str = "x", **bounds: Any) -> Inputs:
         """Read inputs; see :func:`read_inputs`."""
         return read_inputs(x, schema, name=name, **bounds)
 
@@ -97,7 +68,7 @@ class SeriesReader:
         """Read weights; see :func:`read_weight`."""
         return read_weight(sample_weight, inputs, beside_lengths=beside_lengths)
 
-    def targets(self, y: object, inputs: Inputs, schema: TargetSchema) -> Targets:
+    def targets(self, y: object, inputs: Inputs, schema: Schema) -> Targets:
         """Read targets; see :func:`read_targets`."""
         return read_targets(y, inputs, schema)
 
@@ -130,7 +101,7 @@ class SeriesReader:
         """Raise unless all that read have equal values."""
 
 
-def read_targets(y: object, inputs: Inputs, schema: TargetSchema) -> Targets:
+def read_targets(y: object, inputs: Inputs, schema: Schema) -> Targets:
     """Read targets in any form and check that they align with the inputs.
 
     Raises
@@ -144,7 +115,7 @@ def read_targets(y: object, inputs: Inputs, schema: TargetSchema) -> Targets:
         )
     y = require_array(
         y,
-        schema.name,
+        schema.target_name,
         "(G, N, T), samples(y) or timesteps(y) of one, or a vector or matrix with the rows of x",
     )
     if isinstance(y, SequenceView):
@@ -153,41 +124,41 @@ def read_targets(y: object, inputs: Inputs, schema: TargetSchema) -> Targets:
         targets = _read_native_targets(y, inputs, schema)
     else:
         targets = _read_plain_targets(y, inputs, schema)
-    _require_steps_of_rows(targets, inputs, schema.name)
+    _require_steps_of_rows(targets, inputs, schema.target_name)
     check_aligned(inputs.series[0], targets.series[0])
     if schema.kind == "labels" and any(s.F != 1 for s in targets.series):
         raise ShapeError(
-            f"{schema.name} has {feature_counts(targets.series)} labels per step; a classifier "
-            "learns one, of shape (1, N, T): for several at once, give rows of zeros and ones to "
-            "Estimator(loss=nn.BCEWithLogitsLoss()), whose outputs are log-odds"
+            f"{schema.target_name} has {feature_counts(targets.series)} labels per step; a "
+            "classifier learns one, of shape (1, N, T): for several at once, give rows of zeros "
+            "and ones to Estimator(loss=nn.BCEWithLogitsLoss()), whose outputs are log-odds"
         )
     return targets
 
 
-def _read_view_of_targets(y: SequenceView, inputs: Inputs, schema: TargetSchema) -> Targets:
+def _read_view_of_targets(y: SequenceView, inputs: Inputs, schema: Schema) -> Targets:
     form = "timesteps" if isinstance(y, TimestepsView) else "samples"
     if inputs.form in ("samples", "timesteps") and inputs.form != form:
         raise ShapeError(f"x is {inputs.form}(...) and y is {form}(...); both must be split alike")
-    series = SeriesArray(_encoded(y.native, schema), schema.name)
+    series = SeriesArray(_encoded(y.native, schema), schema.target_name)
     return Targets((series,), per_series=False, ndim=2)
 
 
-def _read_native_targets(y: object, inputs: Inputs, schema: TargetSchema) -> Targets:
-    y = y if hasattr(y, "shape") else as_ragged(y, schema.name)
+def _read_native_targets(y: object, inputs: Inputs, schema: Schema) -> Targets:
+    y = y if hasattr(y, "shape") else as_ragged(y, schema.target_name)
     # as_ragged has turned lists of series, also those in a tuple, into RaggedArrays
     arrays = y if isinstance(y, tuple) else (y,)
     if inputs.is_list != all(isinstance(a, RaggedArray) for a in arrays):
         form = "a list of series" if inputs.is_list else "an array"
         raise ShapeError(
-            f"{inputs.series[0].name} is {form} and {schema.name} is not: give both as arrays (F, "
-            "N, T), or both as lists of arrays (F, T_i)"
+            f"{inputs.series[0].name} is {form} and {schema.target_name} is not: give both as "
+            "arrays (F, N, T), or both as lists of arrays (F, T_i)"
         )
     encoded = tuple(_encoded(a, schema) for a in arrays)
-    series = as_series(encoded if isinstance(y, tuple) else encoded[0], schema.name)
+    series = as_series(encoded if isinstance(y, tuple) else encoded[0], schema.target_name)
     return Targets(series, per_series=False, ndim=3)
 
 
-def _encoded(labels: object, schema: TargetSchema) -> object:
+def _encoded(labels: object, schema: Schema) -> object:
     return labels if schema.encode is None else encode_labels(labels, schema.encode)
 
 
@@ -208,9 +179,9 @@ def _require_steps_of_rows(targets: Targets, inputs: Inputs, name: str) -> None:
 # -- vectors and matrices ------------------------------------------------------------------------
 
 
-def _read_plain_targets(y: object, inputs: Inputs, schema: TargetSchema) -> Targets:
+def _read_plain_targets(y: object, inputs: Inputs, schema: Schema) -> Targets:
     """Read a vector or matrix with one row per series, or one per step for a view of time steps."""
-    name = schema.name
+    name = schema.target_name
     ndim = max(1, n_axes(y))  # after a vector, predictions are vectors
     n_rows = inputs.T if inputs.form == "timesteps" else inputs.N
     if schema.kind == "labels":
@@ -281,7 +252,7 @@ def _transpose_remedy(n: int, n_rows: int, inputs: Inputs) -> str:
     return BATCH_FIRST if inputs.form == "native" and n == inputs.series[0].F != n_rows else ""
 
 
-def _has_target_per_step(shape: tuple[int, int], inputs: Inputs, schema: TargetSchema) -> bool:
+def _has_target_per_step(shape: tuple[int, int], inputs: Inputs, schema: Schema) -> bool:
     """Whether a matrix of one row per series holds the targets of all its steps.
 
     Raises
@@ -294,8 +265,8 @@ def _has_target_per_step(shape: tuple[int, int], inputs: Inputs, schema: TargetS
     fits_steps = n_columns % n_steps == 0
     if schema.target == "step" and not fits_steps:
         raise ShapeError(
-            f"target='step', but {schema.name} has {n_columns} columns, which are not {n_steps} "
-            "steps of any number of targets"
+            f"target='step', but {schema.target_name} has {n_columns} columns, which are not "
+            f"{n_steps} steps of any number of targets"
         )
     if n_steps == 1 or schema.target == "step":
         return True
@@ -307,7 +278,7 @@ def _has_target_per_step(shape: tuple[int, int], inputs: Inputs, schema: TargetS
     # steps, as many targets per series are as likely.
     if inputs.form != "native" and (schema.per_series is not None or n_steps > FEW):
         return not schema.per_series
-    raise _ambiguous_targets(shape, n_steps, schema.name)
+    raise _ambiguous_targets(shape, n_steps, schema.target_name)
 
 
 def _ambiguous_targets(shape: tuple[int, int], n_steps: int, name: str) -> ShapeError:

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 from fluxutils_py.nn.states import restore, snapshot
 from fluxutils_py.training.gradient_step import GradientStep
 from fluxutils_py.training.make_optimizer import make_optimizer
-from fluxutils_py.training.minibatch import Minibatch
+from fluxutils_py.training.minibatch import Minibatch, detached
 from fluxutils_py.training.resharding import require_shared_batches, reshard_rows
 from fluxutils_py.training.sharding import n_observations, shard
 from fluxutils_py.training.step_info import BatchLoss, StepInfo
-from fluxutils_py.training.tensors import detached
 
 Loss = Callable[[Any, Any], Any]
 

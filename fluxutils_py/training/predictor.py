@@ -16,7 +16,7 @@ from fluxutils_py.errors import ShapeError
 from fluxutils_py.nn.model_windows import takes_gaps
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.steps.session import InferenceSession
-from fluxutils_py.training.tensors import to_tensor
+from fluxutils_py.training.minibatch import to_tensor
 
 MAX_ACTIVATION_BYTES = 1 << 23  # bytes for the outputs of a model's layers, per window
 SMALL_INPUT = 128  # series times steps up to which the size of the model does not matter

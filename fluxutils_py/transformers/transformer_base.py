@@ -21,7 +21,7 @@ from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.series import find_bounds
 from fluxutils_py.data.views import SequenceView, TimestepsView
 from fluxutils_py.errors import DataError, ShapeError, SpecError
-from fluxutils_py.inputs.inputs import InputLayout, Inputs, InputSchema
+from fluxutils_py.inputs.inputs import InputLayout, Inputs, Schema
 from fluxutils_py.inputs.moments import FeatureModule, WeightedBlock
 from fluxutils_py.inputs.sharded_data import sharded_reader
 from fluxutils_py.inputs.single_steps import read_step, series_indices
@@ -104,7 +104,7 @@ class _TransformMixin:
         """
         name = type(self).__name__
         pool = pool or SeriesReader()
-        schema = InputSchema(name, allow_nan=True, fitted=layout)
+        schema = Schema(name, allow_nan=True, fitted=layout)
         bounds: Any = {"starts": starts, "lengths": lengths, "padded": False}
         inputs = pool.inputs(x, schema, **bounds)
         if len(inputs.series) > 1:

@@ -8,8 +8,8 @@ from fluxutils_py import SequenceRegressor
 from fluxutils_py.auto import sequence_estimators
 from fluxutils_py.auto.last_targets import steps_to_learn_from
 from fluxutils_py.data import SampleWeight
-from fluxutils_py.inputs.inputs import InputSchema
-from fluxutils_py.inputs.targets import SeriesReader, TargetSchema
+from fluxutils_py.inputs.inputs import Schema
+from fluxutils_py.inputs.targets import SeriesReader
 from tests.plain_networks import LagClassifier, LagRegressor
 
 LENGTHS = [230, 257, 190, 240, 257, 201, 230, 222, 257, 213, 180, 250]
@@ -123,13 +123,13 @@ def test_lengths_are_those_of_a_plain_loop(has_weight):
     weight = rng.integers(0, 2, (9, 12)) if has_weight else np.ones((9, 12), int)
     lengths = np.array([12, 5, 1, 12, 7, 12, 3, 11, 12])
     pool = SeriesReader()
-    inputs = pool.inputs(y, InputSchema("Test"), lengths=lengths)
-    targets = pool.targets(y, inputs, TargetSchema("Test"))
+    inputs = pool.inputs(y, Schema("Test"), lengths=lengths)
+    targets = pool.targets(y, inputs, Schema("Test"))
     given = SampleWeight(weight, 9, 12) if has_weight else None
     got = steps_to_learn_from(inputs, targets, given, pool)
     for i, n in enumerate(lengths):
         counts = [np.isfinite(y[:, i, t]).any() and weight[i, t] > 0 for t in range(n)]
         assert got.length[i] == max([t + 1 for t in range(n) if counts[t]], default=1)
     whole = np.where(np.isfinite(y), y, 0.0)
-    targets = pool.targets(whole, inputs, TargetSchema("Test"))
+    targets = pool.targets(whole, inputs, Schema("Test"))
     assert steps_to_learn_from(inputs, targets, None, pool) is None

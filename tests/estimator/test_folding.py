@@ -12,7 +12,7 @@ from torch import nn
 from fluxutils_py import Estimator, EstimatorRegressor, SequenceRegressor, Spec
 from fluxutils_py.data import rebatch
 from fluxutils_py.estimator.fit_data import read_data, spec_of_call
-from fluxutils_py.inputs.inputs import InputSchema
+from fluxutils_py.inputs.inputs import Schema
 from fluxutils_py.nn import LSTM
 from fluxutils_py.reporting import ProgressBar
 from tests.plain_networks import plain_regressor
@@ -80,7 +80,7 @@ def test_series_of_other_lengths_are_cut_by_their_own():
 
 def est_rows(est, x, y, lengths):
     settings = est.resolved_params()
-    data = read_data(settings, InputSchema("Estimator"), x, y, lengths=lengths, is_fit=True)
+    data = read_data(settings, Schema("Estimator"), x, y, lengths=lengths, is_fit=True)
     spec = spec_of_call(settings, None, True)
     segments = data.cut(settings, spec, spec.batchsize).windows.segments
     return list(zip(segments.series.tolist(), segments.length.tolist(), strict=True))

@@ -3,7 +3,7 @@
 import numpy as np
 
 from fluxutils_py.estimator.same_fit import course_of_fit, require_same_inputs
-from fluxutils_py.inputs.inputs import InputSchema, read_inputs
+from fluxutils_py.inputs.inputs import Schema, read_inputs
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.training import Checkpointer
 from tests.plain_networks import plain_regressor
@@ -20,5 +20,5 @@ def test_the_course_of_a_fit_depends_on_its_epochs_and_hooks(tmp_path):
 
 
 def test_one_rank_has_the_inputs_of_all():
-    inputs = read_inputs(np.zeros((2, 3, 4)), InputSchema("Estimator"), lengths=[4, 2, 3])
+    inputs = read_inputs(np.zeros((2, 3, 4)), Schema("Estimator"), lengths=[4, 2, 3])
     require_same_inputs(RankGroup(), inputs)

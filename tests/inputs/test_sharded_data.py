@@ -9,13 +9,12 @@ import pytest
 
 from fluxutils_py import samples
 from fluxutils_py.errors import DataError, RankError
-from fluxutils_py.inputs.inputs import InputSchema
+from fluxutils_py.inputs.inputs import Schema
 from fluxutils_py.inputs.moments import Moments
 from fluxutils_py.inputs.sharded_data import ShardedReader, is_empty, sharded_reader
-from fluxutils_py.inputs.targets import TargetSchema
 from fluxutils_py.parallel import RankGroup
 
-SCHEMA = InputSchema("Estimator")
+SCHEMA = Schema("Estimator")
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(3, 7, 11))
 
@@ -100,7 +99,7 @@ def test_targets_too(y):
         x, y = given
         inputs = reader.inputs(x, SCHEMA)
         return reader.targets(
-            y, inputs, TargetSchema("Estimator", target="auto" if np.ndim(y) != 2 else "series")
+            y, inputs, Schema("Estimator", target="auto" if np.ndim(y) != 2 else "series")
         )
 
     full, empty = on_ranks(read, [(X, y), (None, None)])

@@ -19,8 +19,7 @@ from fluxutils_py.data.segments import Segments
 from fluxutils_py.nn import LSTM
 from fluxutils_py.nn.model_windows import takes_windows
 from fluxutils_py.training import Checkpointer, EveryNSteps
-from fluxutils_py.training.minibatch import TensorBatches
-from fluxutils_py.training.tensors import to_tensor
+from fluxutils_py.training.minibatch import TensorBatches, to_tensor
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 F, N, T = 3, 13, 43

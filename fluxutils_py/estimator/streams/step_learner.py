@@ -24,8 +24,7 @@ from fluxutils_py.nn.losses import Loss, SeqLoss, as_loss, takes_weights
 from fluxutils_py.nn.parameters import Freeze, freeze_parameters
 from fluxutils_py.nn.recurrent import State
 from fluxutils_py.nn.states import recurrent_layers, reset, restore, truncated_layers
-from fluxutils_py.training.minibatch import Minibatch
-from fluxutils_py.training.tensors import to_tensor
+from fluxutils_py.training.minibatch import Minibatch, to_tensor
 from fluxutils_py.training.window_step import WindowStep
 
 SEQSIZE = 64  # steps that truncated gradients reach back, where a fit took whole series

@@ -29,7 +29,7 @@ from fluxutils_py.nn.precision import undisturbed
 from fluxutils_py.nn.states import have_begun, read_states, snapshot
 from fluxutils_py.steps.native_step import NativeStep, Scaler
 from fluxutils_py.steps.session import InferenceSession
-from fluxutils_py.training.tensors import to_tensor
+from fluxutils_py.training.minibatch import to_tensor
 from fluxutils_py.validation import check_integer
 
 # NumPy's codes of the numbers that a native step reads; uint64 may hold what int64 does not

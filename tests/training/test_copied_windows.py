@@ -8,7 +8,7 @@ import torch
 
 from fluxutils_py.nn import native_kernels
 from fluxutils_py.nn.kernels.library import library_in_use
-from fluxutils_py.training.tensors import copy_window, gathered, to_tensor
+from fluxutils_py.training.minibatch import copy_window, gathered, to_tensor
 
 CPU = torch.device("cpu")
 ORDERS = list(itertools.permutations(range(3)))
