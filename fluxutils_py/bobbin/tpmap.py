@@ -79,11 +79,7 @@ def tpmap(
         argtypes = axis_name
     if argtypes is None:
         raise TypeError("tpmap needs argtypes, one for each positional argument")
-    if devices is None:
-        devices = [torch.device("cuda", i) for i in range(torch.cuda.device_count())] or ["cpu"]
-    if isinstance(devices, int):
-        devices = ["cpu"] * devices
-    on = [torch.device(device) for device in devices]
+    on = _torch_devices(devices)
     types: tuple[Any, dict[str, str]] = tuple(argtypes), dict(kwargtypes or {})
     _check_types(types, on)
 
@@ -99,6 +95,15 @@ def tpmap(
     call.__name__ = getattr(f, "__name__", "mapped")
     call.__doc__ = inspect.getdoc(f)
     return call
+
+
+def _torch_devices(devices: int | Sequence[Any] | None) -> list[torch.device]:
+    """Return the device of each thread; None: all GPUs, else the CPU."""
+    if devices is None:
+        devices = [torch.device("cuda", i) for i in range(torch.cuda.device_count())] or ["cpu"]
+    if isinstance(devices, int):
+        devices = ["cpu"] * devices
+    return [torch.device(device) for device in devices]
 
 
 def _check_types(types: tuple[Any, dict[str, str]], devices: Sequence[torch.device]) -> None:

@@ -127,9 +127,15 @@ def _fold_array(
         return x.reshape(*features, n_series * n, n_steps // n)
     if is_quick:
         return _copy_into_folds(x, n, fill)
-    if len(shape) == 2:
+    return _fold_lazily(x, batchsize, fill)
+
+
+def _fold_lazily(x: Any, batchsize: int, fill: float | None) -> LazyArray:
+    """Return a lazy array of the folds of an array (F, N, T) that is not in memory."""
+    if len(x.shape) == 2:
         raise ShapeError(
-            f"rebatch takes arrays that are not in memory as (F, N, T), got shape {shape}"
+            "rebatch takes arrays that are not in memory as (F, N, T), got shape "
+            f"{tuple(map(int, x.shape))}"
         )
     array = SeriesArray(x, "x")
     folds = Segments.from_lengths(array.N, array.T).fold(batchsize)

@@ -97,12 +97,7 @@ class PathGradients:
                 continue
             leaves = self._load_states(start)
             ends = self.read(window)
-            rows = _points(ends, places)
-            floats = [x.requires_grad_() for x in rows if x.is_floating_point()]
-            # cuDNN differentiates recurrent layers in training mode only
-            with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
-                outputs = self.session.run(rows)
-                targets = [self.score(outputs)] if is_last else self._state_tensors()
+            floats, targets = self._run_with_graph(_points(ends, places), is_last)
             if is_last:
                 scores = targets[0].detach().double().cpu().numpy()
                 carried = [torch.as_tensor(weights).to(targets[0])]
@@ -115,6 +110,17 @@ class PathGradients:
         reset(self.session.model)
         parts = zip(*reversed(sums), strict=True)  # of each input, forward in time
         return tuple(torch.cat(p).T.cpu().numpy() for p in parts), scores
+
+    def _run_with_graph(self, rows: Tensors, is_last: bool) -> tuple[list[Tensor], list[Tensor]]:
+        """Run a window on rows (S, B, F); return the leaves of its inputs and what depends on
+        them: the scores of the last window, else the states.
+        """
+        floats = [x.requires_grad_() for x in rows if x.is_floating_point()]
+        # cuDNN differentiates recurrent layers in training mode only
+        with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
+            outputs = self.session.run(rows)
+            targets = [self.score(outputs)] if is_last else self._state_tensors()
+        return floats, targets
 
     def _zeros(self, window: slice) -> Tensors:
         inputs, _ = self.read(window)

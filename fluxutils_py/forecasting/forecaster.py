@@ -357,7 +357,7 @@ class Forecaster(ForecasterSettings):
         self._require_ids(panel.ids, known.ids)
         require_same_static(fitted, history, panel, static_df)
         longer, series = extended_history(fitted, history, panel, df)
-        self._origin = longer
+        self.history_ = longer
         warn_short_series(fitted.features.season, longer.lengths, longer.panel.ids, series)
         return self
 
@@ -517,7 +517,7 @@ class Forecaster(ForecasterSettings):
         # before the constructor, which needs the code that the file lacks
         content = read_forecaster(path, arguments, cls.__name__)
         forecaster = cls(**{**content["settings"], **arguments})
-        forecaster.state_, forecaster._origin = load_state(content, forecaster, path)
+        forecaster.state_, forecaster.history_ = load_state(content, forecaster, path)
         return forecaster
 
     # -- data --------------------------------------------------------------------------------------
@@ -586,6 +586,10 @@ class Forecaster(ForecasterSettings):
         if isinstance(self._origin, tuple):
             self._origin = start_history(self.models_, *self._origin)
         return self._origin
+
+    @history_.setter
+    def history_(self, history: History) -> None:
+        self._origin = history
 
     @property
     def ids_(self) -> np.ndarray:

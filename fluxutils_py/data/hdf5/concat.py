@@ -6,7 +6,7 @@ import glob
 import math
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import h5py
 import numpy as np
@@ -142,8 +142,7 @@ def h5concat(
         for name, parts in joined.items():
             shape, places = _place_parts(name, parts, rows, join_axes)
             feature_names = _feature_names(name, parts, places, shape)
-            is_full = sum(math.prod(part.shape) for part in parts) == math.prod(shape)
-            gap_fill = None if is_full else fill or 0
+            gap_fill = _gap_fill(parts, shape, fill)
             dtype = _common_type(name, parts, virtual, gap_fill)
             if virtual:
                 layout = _layout_of_sources(name, parts, places, shape, dtype, dst)
@@ -258,12 +257,17 @@ def inspect_sources(
                 "write it again like that one, or leave it out with names=[...]"
             )
     if not joined:
-        raise H5DataError(
-            f"{paths[0]}: no dataset in it has an axis {_shown(dims)} to join along; it holds "
-            f"{', '.join(copied) or 'none at all'} (datasets in groups are joined when named: "
-            "names=['group/x'])"
-        )
+        _refuse_nothing_to_join(paths[0], copied, dims)
     return joined, copied
+
+
+def _refuse_nothing_to_join(path: str, copied: dict[str, str], dims: Dims) -> NoReturn:
+    """Raise H5DataError, with what the files hold instead."""
+    raise H5DataError(
+        f"{path}: no dataset in it has an axis {_shown(dims)} to join along; it holds "
+        f"{', '.join(copied) or 'none at all'} (datasets in groups are joined when named: "
+        "names=['group/x'])"
+    )
 
 
 def _require_in_all(name: str, holders: list[int], paths: list[str]) -> None:
@@ -346,6 +350,12 @@ def _place_parts(
 def _sizes(part: Part, along: list[int]) -> list[int]:
     """Return the sizes along the other axes."""
     return [n for axis, n in enumerate(part.shape) if axis not in along]
+
+
+def _gap_fill(parts: list[Part], shape: Shape, fill: float | None) -> float | None:
+    """Return the value where no file has data; None if the parts fill the joined dataset."""
+    is_full = sum(math.prod(part.shape) for part in parts) == math.prod(shape)
+    return None if is_full else fill or 0
 
 
 def _common_type(name: str, parts: list[Part], virtual: bool, fill: float | None) -> Any:

@@ -6,7 +6,7 @@ import ctypes
 import functools
 import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -211,18 +211,27 @@ class H5Map(np.memmap):
         ends = views[:: max(1, len(views) - 1)]  # the first and the last
         if self._reports_residency and all(map(self._probably_resident, ends)):
             return False
+        starts, stops = self._ranges_of(views, len(memory))
+        if starts:
+            for start, stop in _merge_ranges(np.concatenate(starts), np.concatenate(stops)):
+                memory.madvise(WILLNEED, start, stop - start)
+        return bool(starts)
+
+    def _ranges_of(
+        self, views: Sequence[np.ndarray], n_bytes: int
+    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Return where the pages of each view start, and its bytes stop, in the map of ``n_bytes``;
+        nothing for views outside it.
+        """
         starts: list[np.ndarray] = []
         stops: list[np.ndarray] = []
         for view in views:
             runs, length = _contiguous_ranges(view.shape, view.strides, view.itemsize)
             begins = runs + (_memory_address(view) - self._address)
-            if begins[0] >= 0 and begins[-1] + length <= len(memory):  # else outside the map
+            if begins[0] >= 0 and begins[-1] + length <= n_bytes:
                 starts.append(begins // PAGE * PAGE)
                 stops.append(begins + length)
-        if starts:
-            for start, stop in _merge_ranges(np.concatenate(starts), np.concatenate(stops)):
-                memory.madvise(WILLNEED, start, stop - start)
-        return bool(starts)
+        return starts, stops
 
     def _probably_resident(self, view: np.ndarray) -> bool:
         """Whether a page in the middle of a view is in memory (neighbours touch only its ends)."""

@@ -171,14 +171,8 @@ def _collect(path: str, mapping: object, prefix: str, arrays: dict[str, Any]) ->
 def _names_by_name(path: str, arrays: dict[str, Any], given: Any) -> dict[str, Names]:
     """Return feature names by array: those given, else those that the array itself has."""
     names = {name: get_feature_names(a) for name, a in arrays.items() if a is not None}
-    if given is not None and not isinstance(given, Mapping):  # of the only array with features
-        candidates = [name for name in names if len(arrays[name].shape) == 3]
-        if len(candidates) != 1:
-            raise H5DataError(
-                f"{path}: feature_names must say of which array they are, as {{'x': [...]}}, where "
-                f"{len(candidates)} arrays have three axes"
-            )
-        given = {candidates[0]: given}
+    if given is not None and not isinstance(given, Mapping):
+        given = {_only_array_with_features(path, arrays): given}
     for name, value in (given or {}).items():
         key = str(name).strip("/")
         if key not in names:
@@ -188,6 +182,19 @@ def _names_by_name(path: str, arrays: dict[str, Any], given: Any) -> dict[str, N
             )
         names[key] = check_names(value, arrays[key].shape, describe(path, key))
     return {name: value for name, value in names.items() if value is not None}
+
+
+def _only_array_with_features(path: str, arrays: dict[str, Any]) -> str:
+    """Return the name of the only array of three axes; raise H5DataError if it is not the only
+    one.
+    """
+    candidates = [name for name, a in arrays.items() if a is not None and len(a.shape) == 3]
+    if len(candidates) != 1:
+        raise H5DataError(
+            f"{path}: feature_names must say of which array they are, as {{'x': [...]}}, where "
+            f"{len(candidates)} arrays have three axes"
+        )
+    return candidates[0]
 
 
 def _as_array(value: Any, where: str) -> Any:
