@@ -3,7 +3,7 @@
 from fluxutils_py.data.background import BackgroundDataLoader
 from fluxutils_py.data.folding import rebatch
 from fluxutils_py.data.hdf5 import H5Lazy, H5Map, h5concat, h5create, h5load, h5mmap, h5save
-from fluxutils_py.data.lazy import LazyArray
+from fluxutils_py.data.lazy import LazyArray as LazyArray
 from fluxutils_py.data.parts import part
 from fluxutils_py.data.sequence_windows import SequenceWindows
 from fluxutils_py.data.series import SeriesArray as SeriesArray  # for other rooms
@@ -15,7 +15,6 @@ __all__ = [
     "BackgroundDataLoader",
     "H5Lazy",
     "H5Map",
-    "LazyArray",
     "SamplesView",
     "SequenceWindows",
     "TimestepsView",

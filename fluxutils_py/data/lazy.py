@@ -159,7 +159,7 @@ def preserve_features(functions: Sequence[Callable[..., np.ndarray]]) -> bool:
 
 def select(source: Any, series: Index | None, steps: Index | None) -> Any:
     """Return some series and steps of an (F, N, T) array: a NumPy view if there can be one, else a
-    :class:`LazyArray`.
+    ``LazyArray``.
     """
     every = range(source.shape[1]), range(source.shape[2])
     series = every[0] if series is None else series

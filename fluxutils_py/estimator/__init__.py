@@ -5,7 +5,7 @@ from fluxutils_py.estimator.estimator import Estimator
 from fluxutils_py.estimator.model_export import check_export, export
 from fluxutils_py.estimator.pooled_scorer import flatten_steps, pooled_scorer
 from fluxutils_py.estimator.spec import Spec
-from fluxutils_py.estimator.streams.streaming import EstimatorStream, PipelineStream, stream
+from fluxutils_py.estimator.streams.streaming import EstimatorStream, stream
 from fluxutils_py.estimator.streams.watched_stream import WatchedStream
 from fluxutils_py.estimator.typed_estimators import EstimatorClassifier, EstimatorRegressor
 from fluxutils_py.sklearn_callbacks import as_sklearn_callback
@@ -16,7 +16,6 @@ __all__ = [
     "EstimatorRegressor",
     "EstimatorStream",
     "LossCurveDisplay",
-    "PipelineStream",
     "Spec",
     "WatchedStream",
     "as_sklearn_callback",

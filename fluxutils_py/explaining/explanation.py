@@ -111,7 +111,7 @@ class Explanation:
         return np.concatenate(arrays), names
 
     def plot(self, axes: Any = None, *, last: int | None = None) -> ExplanationDisplay:
-        """Draw a heat map; see :class:`fluxutils_py.explaining.ExplanationDisplay`."""
+        """Draw a heat map, of the ``last`` steps if given; return its ``ExplanationDisplay``."""
         return ExplanationDisplay(self, last).plot(axes)
 
     def _arrays(self) -> tuple[np.ndarray, ...]:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fluxutils_py.estimator.fitting import device_of_rank
+from fluxutils_py.estimator.fit_loop import device_of_rank
 from fluxutils_py.estimator.gathering import gather_parts, gather_rows, memmap_location
 from fluxutils_py.parallel import RankGroup
 
