@@ -37,7 +37,9 @@ html_css_files = ["wide.css"]
 nitpicky = True
 # Raises sections link every class they name; those of other packages have no page here
 nitpick_ignore_regex = [
-    ("py:.*", r"(?!fluxutils_py).*Error|KeyboardInterrupt|(sklearn|torch|numpy|h5py|enum)\..*")
+    ("py:.*", r"(?!fluxutils_py).*Error|KeyboardInterrupt|(sklearn|torch|numpy|h5py|enum)\..*"),
+    # what a name of bobbin is an alias of
+    ("py:class", r"fluxutils_py\.training\.triggers\.AtSteps"),
 ]
 
 myst_enable_extensions = ["colon_fence"]
