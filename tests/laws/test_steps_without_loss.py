@@ -9,7 +9,7 @@ from torch import nn
 
 from fluxutils_py import Estimator, SequenceClassifier, SequenceRegressor, net2vec
 from fluxutils_py.errors import DataError
-from tests.plain_networks import plain_classifier, plain_regressor
+from tests.plain_networks import plain_classifier, plain_regressor, with_spec
 
 F, N, T, BURN_IN = 2, 3, 43, 4
 SMALL = {
@@ -158,7 +158,7 @@ def test_weights_of_classes_of_series_are_sample_weights(cell, form, rng):
 def test_an_output_that_never_has_a_target_is_named(cell, x):
     y = np.stack([x[0], x[1]])
     y[1, :, BURN_IN if cell == "lstm" else 0 :] = np.nan  # at the steps that have a loss
-    est = SequenceRegressor(cell=cell, **(SMALL if cell == "lstm" else {}))
+    est = SequenceRegressor(**with_spec({"cell": cell, **(SMALL if cell == "lstm" else {})}))
     with pytest.raises(DataError, match=r"output \[1\]"):
         est.fit(x, y)
     assert not hasattr(est, "model_")

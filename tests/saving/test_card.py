@@ -11,13 +11,19 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 
 import fluxutils_py
-from fluxutils_py import Estimator, SequenceScaler, samples
+from fluxutils_py import Estimator, SequenceRegressor, SequenceScaler, samples
 from fluxutils_py.forecasting import Forecaster
-from tests.plain_networks import plain_regressor
 
 F, N, T = 3, 7, 11
 X = np.random.default_rng(0).normal(2, 3, size=(F, N, T)).astype("f4")
-SMALL = {"hidden_size": 3, "epochs": 2, "batchsize": 7, "seqsize": 5, "random_state": 0}
+SMALL = {
+    "cell": "lstm",
+    "hidden_size": 3,
+    "epochs": 2,
+    "batchsize": 7,
+    "seqsize": 5,
+    "random_state": 0,
+}
 
 
 def rows(text):
@@ -27,7 +33,7 @@ def rows(text):
 
 
 def test_a_card_tells_what_an_estimator_is_and_was_fitted_on(tmp_path):
-    est = plain_regressor(**SMALL).fit(X, X[:1], validation_data=(X[:, :2], X[:1, :2]))
+    est = SequenceRegressor(**SMALL).fit(X, X[:1], validation_data=(X[:, :2], X[:1, :2]))
     text = fluxutils_py.card(est, tmp_path / "model.md")
     assert (tmp_path / "model.md").read_text() == text
     assert text.startswith("# Model card: SequenceRegressor\n")
@@ -48,19 +54,19 @@ def test_the_digest_is_that_of_the_corners():
     # the first and last 8 steps of the first and the last series, time-major
     corners = [X[:, n : n + 1, t : t + 8] for n in (0, N - 1) for t in (0, T - 8)]
     expected = hashlib.sha256(b"".join(c.transpose(2, 1, 0).tobytes() for c in corners))
-    est = plain_regressor(**SMALL).fit(X, X[:1])
+    est = SequenceRegressor(**SMALL).fit(X, X[:1])
     assert rows(fluxutils_py.card(est))["x"].endswith(expected.hexdigest()[:12])
 
 
 def test_the_card_of_a_loaded_estimator_is_the_same(tmp_path):
-    est = plain_regressor(**SMALL).fit(X, X[:1])
+    est = SequenceRegressor(**SMALL).fit(X, X[:1])
     fluxutils_py.save(est, tmp_path / "model.pt")
     assert fluxutils_py.card(fluxutils_py.load(tmp_path / "model.pt")) == fluxutils_py.card(est)
 
 
 @pytest.mark.slow
 def test_pipelines_and_searches_list_their_parts():
-    pipe = make_pipeline(SequenceScaler(), plain_regressor(**SMALL))
+    pipe = make_pipeline(SequenceScaler(), SequenceRegressor(**SMALL))
     grid = {"sequenceregressor__hidden_size": [2]}
     search = GridSearchCV(pipe, grid, cv=2).fit(samples(X), samples(X[:1]))
     found = rows(fluxutils_py.card(search))
@@ -87,7 +93,7 @@ def test_texts_cannot_break_the_table():
 
 def test_what_is_not_fitted_has_no_card(tmp_path):
     with pytest.raises(NotFittedError):
-        fluxutils_py.card(plain_regressor(), tmp_path / "model.md")
+        fluxutils_py.card(SequenceRegressor(), tmp_path / "model.md")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-import fluxutils_py.estimator.fitting as fitting
+import fluxutils_py.estimator.fit_loop as fit_loop
 from fluxutils_py import Estimator, Spec, net2vec
 from fluxutils_py.nn import LSTM
 from fluxutils_py.training import Checkpointer, EveryNSteps, Loop, StepInfo
@@ -39,7 +39,7 @@ def estimator(callbacks=None, loss=None, opt=fused, **spec):
 @pytest.fixture
 def late(monkeypatch):
     """``late(yes)``: fits read their losses late, or not."""
-    return lambda yes: monkeypatch.setattr(fitting, "WindowStep", partial(WindowStep, defer=yes))
+    return lambda yes: monkeypatch.setattr(fit_loop, "WindowStep", partial(WindowStep, defer=yes))
 
 
 SCHEDULER = partial(torch.optim.lr_scheduler.StepLR, step_size=4, gamma=0.5)
