@@ -51,21 +51,15 @@ class HeaderSettings(NamedTuple):
             )
 
 
-class HeaderText(NamedTuple):
-    """The text of a header, and the largest error of its outputs; None without rounded weights."""
-
-    text: str
-    error: float | None
-
-
 def header_of(
     est: SeriesEstimator,
     before: Sequence[nn.Module],
     after: Sequence[nn.Module],
     metadata: dict[str, Any],
     settings: HeaderSettings,
-) -> HeaderText:
-    """Write a fitted estimator as a C header.
+) -> tuple[str, float | None]:
+    """Return the C header of a fitted estimator, and the largest error of its outputs; None without
+    rounded weights.
 
     Parameters
     ----------
@@ -92,9 +86,8 @@ def header_of(
         notes.append("Targets belong to whole series: only the output at the last step counts.")
     error = None
     if settings.quantize is not None:
-        measured = _measure_error(model, program, before, after, settings.example)
-        notes.append(measured.note)
-        error = measured.error
+        error, note = _measure_error(model, program, before, after, settings.example)
+        notes.append(note)
     layers = [type(m).__name__ for m in est.model_.children()]
     if not isinstance(est.model_, nn.Sequential):
         layers = [type(est.model_).__name__]
@@ -109,7 +102,7 @@ def header_of(
     header = CHeader(
         program, inputs, outputs, description, settings.prefix, settings.quantize is not None
     )
-    return HeaderText(header.text(), error)
+    return header.text(), error
 
 
 def n_features_of(est: SeriesEstimator) -> int:
@@ -162,19 +155,14 @@ def _with_values(kind: str, *values: Tensor) -> Scaler:
 # -- what weights of 8 bits cost -------------------------------------------------------------------
 
 
-class _MeasuredError(NamedTuple):
-    error: float
-    note: str
-
-
 def _measure_error(
     model: nn.Module,
     program: StepProgram,
     before: Sequence[nn.Module],
     after: Sequence[nn.Module],
     example: Any,
-) -> _MeasuredError:
-    """Run the model with its weights and with the rounded ones."""
+) -> tuple[float, str]:
+    """Return the largest error of outputs with rounded weights, and a note about it."""
     if example is None:
         xs = np.random.default_rng(0).normal(size=(N_STEPS, 1, program.n_in))
         if program.moments is not None:
@@ -200,7 +188,7 @@ def _measure_error(
         f"Weights of 8 bits: outputs differ by up to {error:.3g} on {about}, where the largest is "
         f"{largest:.3g}."
     )
-    return _MeasuredError(error, note)
+    return error, note
 
 
 def _inputs_of_model(example: Any, before: Sequence[nn.Module], n_features: int) -> np.ndarray:

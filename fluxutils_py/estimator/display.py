@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
@@ -145,20 +145,20 @@ class LossCurveDisplay:
             ax.spines[["top", "right"]].set_visible(False)
         solid: list[Any] = []
         dashed: list[Any] = []
-        for curve in curves:
+        for training, validation, style, (label, validation_label) in curves:
             # "c" and "color", "lw" and "linewidth" are one keyword
-            style = {"label": curve.label, **cbook.normalize_kwargs(curve.style, lines.Line2D)}
-            solid += _draw_curve(ax, curve.training, style)
-            if curve.validation is None:
+            style = {"label": label, **cbook.normalize_kwargs(style, lines.Line2D)}
+            solid += _draw_curve(ax, training, style)
+            if validation is None:
                 dashed.append(None)
                 continue
             look = {
                 # the one that the axes chose for the line of training
                 "color": solid[-1].get_color(),
                 "linestyle": "--",
-                "label": curve.validation_label,
+                "label": validation_label,
             }
-            dashed += _draw_curve(ax, curve.validation, style | look)
+            dashed += _draw_curve(ax, validation, style | look)
         if self._has_several and any(dashed):
             # one entry of the legend for all that are dashed
             ax.plot([], [], color="0.4", linestyle="--", label="validation")
@@ -180,8 +180,10 @@ class LossCurveDisplay:
         # len(), since an array of several numbers has no truth value
         return len(self.loss_curve) > 0 and isinstance(self.loss_curve[0], Sequence | np.ndarray)
 
-    def _curves(self, name: Any, curve_kwargs: Any) -> list[_Curve]:
-        """Return the curves to draw, also for a display of one fit."""
+    def _curves(self, name: Any, curve_kwargs: Any) -> list[tuple[Any, Any, Any, Any]]:
+        """Return training and validation losses of each fit, how they look, and the labels of the
+        two; what has no label is not in the legend.
+        """
         curves = self.loss_curve if self._has_several else [self.loss_curve]
         n = len(curves)
         validation = self.validation_loss_curve
@@ -193,21 +195,11 @@ class LossCurveDisplay:
             # without a list of fits, the legend tells training and validation apart
             prefix = "" if names[0] is None else f"{names[0]}, "
             labels = f"{prefix}training", f"{prefix}validation"
-            return [_Curve(curves[0], validation[0], styles[0], *labels)]
+            return [(curves[0], validation[0], styles[0], labels)]
         if isinstance(name, str | None):
             names = [f"{name}, fold {i}" if name else f"fold {i}" for i in range(n)]
         parts = zip(curves, validation, styles, names, strict=True)
-        return [_Curve(curve, valid, style, label or "") for curve, valid, style, label in parts]
-
-
-class _Curve(NamedTuple):
-    """The losses of one fit, and how they look; a curve without a label is not in the legend."""
-
-    training: Sequence[float]
-    validation: Sequence[float] | None
-    style: dict[str, Any]
-    label: str
-    validation_label: str | None = None
+        return [(curve, valid, style, (label or "", None)) for curve, valid, style, label in parts]
 
 
 def _draw_curve(ax: Any, curve: Sequence[float], style: dict[str, Any]) -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -66,17 +66,8 @@ def _copy_from(root: int, target: Any, place: tuple[slice, ...], ranks: RankGrou
         target[place] = block
 
 
-class FileLocation(NamedTuple):
-    """The part of a file that an array maps."""
-
-    path: str
-    offset: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-
-
-def memmap_location(target: object) -> FileLocation | None:
-    """Return the file and position that an array maps; None for any other array.
+def memmap_location(target: object) -> tuple[Any, ...] | None:
+    """Return the path, offset, shape and strides of what an array maps; None for any other array.
 
     Ranks whose arrays have one location write to the same file.
     """
@@ -85,4 +76,4 @@ def memmap_location(target: object) -> FileLocation | None:
     if target.filename is None or target.mode == "c":  # in memory, or a private copy
         return None
     path = os.path.realpath(target.filename)
-    return FileLocation(path, target.offset, target.shape, target.strides)
+    return path, target.offset, target.shape, target.strides

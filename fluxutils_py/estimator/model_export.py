@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from os import PathLike
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -301,11 +301,11 @@ def _export_header(
     before = _modules_before(parts.transformers, _features_before(parts.transformers, n_features))
     dtype = next(iter(est.model_.parameters()), torch.empty(0)).dtype
     after = _modules_after(est, parts.of_targets, dtype)
-    header = header_of(est, before, after, _metadata(model, est), settings)
+    text, error = header_of(est, before, after, _metadata(model, est), settings)
     if get_communicator(est.resolved_params().comm).rank == 0:
         with atomic_write(path) as file:
-            file.write(header.text.encode("ascii"))
-    return header.error
+            file.write(text.encode("ascii"))
+    return error
 
 
 @undisturbed()
@@ -350,11 +350,11 @@ def check_export(
     xs = _arrays_to_try(x)
     n_series, n_steps = xs[0].shape[1:]
     # first, since it checks what the model takes
-    expected = _stream_all(model, xs)
+    expected, state, favoured = _stream_all(model, xs)
     if tolerance is None:
         tolerance = _default_tolerance(_exported_parts(model).estimator)
     if is_header(path):
-        return _check_header(path, model, xs, expected, tolerance)
+        return _check_header(path, model, xs, expected, favoured, tolerance)
     file = ExportedModel(path, n_series)
     if len(file.metadata["inputs"]) != len(xs):
         raise ShapeError(f"{path} takes {len(file.metadata['inputs'])} inputs, x has {len(xs)}")
@@ -365,10 +365,10 @@ def check_export(
         file.state = start
         outputs = _run_windows(file, xs, lengths)
         names = [entry["name"] for entry in file.metadata["outputs"]]
-        if expected.favoured is not None:
-            outputs[0] = _as_labels(outputs[0], file.metadata["classes"], expected.outputs[0].dtype)
-        found = _compare_outputs(path, names, outputs, expected, tolerance)
-        largest = max(largest, found, _compare_states(path, file, expected, tolerance))
+        if favoured is not None:
+            outputs[0] = _as_labels(outputs[0], file.metadata["classes"], expected[0].dtype)
+        found = _compare_outputs(path, names, outputs, expected, favoured, tolerance)
+        largest = max(largest, found, _compare_states(path, file, state, tolerance))
     return largest
 
 
@@ -383,7 +383,8 @@ def _check_header(
     path: str | PathLike[str],
     model: Any,
     xs: tuple[np.ndarray, ...],
-    expected: _Streamed,
+    expected: list[np.ndarray],
+    favoured: np.ndarray | None,
     tolerance: float,
 ) -> float:
     if len(xs) > 1:
@@ -391,7 +392,7 @@ def _check_header(
     classes = _exported_parts(model).estimator.fitted_parts_.codec.classes
     names = ["y"] if classes is None else ["label", "probabilities"]
     outputs = run_header(path, xs[0], classes)
-    return _compare_outputs(path, names, outputs, expected, tolerance)
+    return _compare_outputs(path, names, outputs, expected, favoured, tolerance)
 
 
 def _arrays_to_try(x: object) -> tuple[np.ndarray, ...]:
@@ -426,18 +427,22 @@ def _default_tolerance(est: SeriesEstimator) -> float:
     return 1e-5 if precision == "float32" else 0.05
 
 
-class _Streamed(NamedTuple):
-    """What a model gives for all steps of some series."""
+def _stream_all(
+    model: Any, xs: tuple[np.ndarray, ...]
+) -> tuple[list[np.ndarray], list[np.ndarray], np.ndarray | None]:
+    """Run a model step by step; a classifier once for labels and once for probabilities.
 
-    outputs: list[np.ndarray]  # (T, N, G) each
-    state: list[np.ndarray]  # after the last step
-    favoured: np.ndarray | None  # of a classifier: its last output, times class weights, of sum 1
-
-
-def _stream_all(model: Any, xs: tuple[np.ndarray, ...]) -> _Streamed:
-    """Run a model step by step; a classifier once for labels and once for probabilities."""
+    Returns
+    -------
+    outputs : list of ndarray (T, N, G)
+    state : list of ndarray
+        After the last step.
+    favoured : ndarray (T, N, G) or None
+        Of a classifier: its last output, times the weights of classes, of sum 1.
+    """
     n_series, n_steps = xs[0].shape[1:]
-    is_classifier = _exported_parts(model).estimator.fitted_parts_.codec.classes is not None
+    codec = _exported_parts(model).estimator.fitted_parts_.codec
+    is_classifier = codec.classes is not None
     outputs: list[np.ndarray] = []
     # a stream gives one of the two outputs that the file of a classifier has
     for method in ["predict", "predict_proba"] if is_classifier else ["predict"]:
@@ -452,10 +457,9 @@ def _stream_all(model: Any, xs: tuple[np.ndarray, ...]) -> _Streamed:
     state = [t.cpu().numpy() for t in live.state]
     favoured = None
     if is_classifier:
-        log_weight = _exported_parts(model).estimator.fitted_parts_.codec.log_weight
-        favoured = outputs[-1] * np.exp(log_weight)
+        favoured = outputs[-1] * np.exp(codec.log_weight)
         favoured /= favoured.sum(-1, keepdims=True)
-    return _Streamed(outputs, state, favoured)
+    return outputs, state, favoured
 
 
 def _run_windows(
@@ -476,15 +480,16 @@ def _compare_outputs(
     path: object,
     names: Sequence[str],
     outputs: list[np.ndarray],
-    expected: _Streamed,
+    expected: list[np.ndarray],
+    favoured: np.ndarray | None,
     tolerance: float,
 ) -> float:
     """Return the largest difference of outputs, if all are within tolerance."""
-    pairs = list(zip(names, outputs, expected.outputs, strict=True))
-    if expected.favoured is not None:
+    pairs = list(zip(names, outputs, expected, strict=True))
+    if favoured is not None:
         name, labels, wanted_labels = pairs.pop(0)
         margin = 10 * tolerance
-        _compare_labels(path, name, labels, wanted_labels, expected.favoured, margin)
+        _compare_labels(path, name, labels, wanted_labels, favoured, margin)
     largest = 0.0
     for name, got, want in pairs:
         largest = max(largest, _compare(path, name, got, want, tolerance, in_time=True))
@@ -492,12 +497,12 @@ def _compare_outputs(
 
 
 def _compare_states(
-    path: object, file: ExportedModel, expected: _Streamed, tolerance: float
+    path: object, file: ExportedModel, expected: list[np.ndarray], tolerance: float
 ) -> float:
     """Return the largest difference of final states, if all are within tolerance."""
     largest = 0.0
     names = [entry["name"] for entry in file.metadata["states"]]
-    for name, got, want in zip(names, file.state, expected.state, strict=True):
+    for name, got, want in zip(names, file.state, expected, strict=True):
         largest = max(largest, _compare(path, name, got, want, tolerance, in_time=False))
     return largest
 
@@ -585,16 +590,12 @@ def _compare_labels(
         )
 
 
-class _ContextGraph(NamedTuple):
-    """A graph, and how many earlier inputs a model without recurrent layers keeps as its state."""
-
-    graph: Graph
-    n_context: int
-
-
 def _graph(
     est: SeriesEstimator, transformers: list[tuple[str, Any]], of_targets: list[Any]
-) -> _ContextGraph:
+) -> tuple[Graph, int]:
+    """Return the graph, and how many earlier inputs a model without recurrent layers keeps as its
+    state.
+    """
     dtype = next(iter(est.model_.parameters()), torch.empty(0)).dtype
     samples = _sample_windows(est, dtype)
     n_features = _features_before(transformers, samples[0].shape[-1])
@@ -616,13 +617,13 @@ def _graph(
         overlap = int(read_spec(est.resolved_params().spec).overlap)
         window = ContextWindow(est.model_, samples, overlap)
         graph = Graph(inputs, before, after=after, window=window, gaps=gaps)
-        return _ContextGraph(graph, overlap)
+        return graph, overlap
     # modules without a state run on a whole window at once, those from the first state on by steps
     split = with_state[0] if with_state else len(before)
     steps = [*before[split:], ModelStep(est.model_, samples)]
     # an imputer that looks back fills steps without input, so that no output is NaN for them
     graph = Graph(inputs, before[:split], steps, after, gaps=None if with_state else gaps)
-    return _ContextGraph(graph, 0)
+    return graph, 0
 
 
 def _sample_windows(est: SeriesEstimator, dtype: torch.dtype) -> list[torch.Tensor]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -174,7 +174,9 @@ def estimator_of(
     # building a module draws its first weights
     with load_errors(path), seeded(0):
         stored = _stored_arguments(content, path)
-        fitted = _read_fitted(content, path)
+        attributes = _fitted_attributes(content, path)
+        dtype = read_dtype(content["dtype"], path)
+        parameters = content["parameters"]
         code = _stored_code(content)
     given = arguments.get("model")
     arguments = {k: code[k].fill(v, path) if k in code else v for k, v in arguments.items()}
@@ -182,7 +184,7 @@ def estimator_of(
     of_any_size = "model" in arguments and arguments["model"] is given
     est = cls(**{**{k: v for k, v in stored.items() if k in known}, **arguments})
     # settings depend on what the fit has chosen
-    est.fitted_parts_ = fitted.attributes["fitted_parts_"]
+    est.fitted_parts_ = attributes["fitted_parts_"]
     with _errors_unless_given(arguments, path):
         settings = est.resolved_params()
     if isinstance(settings.model, NotStored):
@@ -193,39 +195,22 @@ def estimator_of(
     require_stored(**{name: getattr(est, name, None) for name in CODE})
     # before a model is built
     device = check_device(settings.device)
+    n_in = est.fitted_parts_.layout.features
+    build = partial(build_model, settings.model, n_in, attributes["n_outputs_"], dtype, None)
     with _errors_unless_given(arguments, path):
-        model = _build(settings.model, fitted, of_any_size, code["model"], path).to(device)
+        model = _build(build, parameters, of_any_size, code["model"], path).to(device)
     with load_errors(path):
-        model.load_state_dict(fitted.parameters)
+        model.load_state_dict(parameters)
         est.model_ = model.eval()
-        vars(est).update(fitted.attributes)
+        vars(est).update(attributes)
         est.grad_ = content["grad"].to(next(model.parameters()).device)
         if "opt" not in arguments and content["optimizer"] is not None:
             _restore_optimizer(est, content)
     return est
 
 
-class Fitted(NamedTuple):
-    """What a file holds of a fit, without the optimizer.
-
-    Parameters
-    ----------
-    attributes : dict
-        Attributes of the estimator by name.
-    n_in, n_out : int, or tuple of int for several inputs or outputs
-        Arguments of the model.
-    dtype : torch.dtype
-    parameters : dict of str to Tensor
-    """
-
-    attributes: dict[str, Any]
-    n_in: Any
-    n_out: Any
-    dtype: torch.dtype
-    parameters: dict[str, Any]
-
-
-def _read_fitted(content: dict[str, Any], path: object) -> Fitted:
+def _fitted_attributes(content: dict[str, Any], path: object) -> dict[str, Any]:
+    """Return attributes of the estimator by name, without the model and the optimizer."""
     attributes = {k: content["fitted"][k] for k in FITTED}
     layout = dataclass_from_plain(InputLayout, content["layout"])
     # files of 0.2.0 know no weights of classes
@@ -251,25 +236,23 @@ def _read_fitted(content: dict[str, Any], path: object) -> Fitted:
         attributes["feature_names_in_"] = layout.names
     if codec.classes is not None:
         attributes["classes_"] = codec.classes
-    dtype = read_dtype(content["dtype"], path)
-    n_out = attributes["n_outputs_"]
-    return Fitted(attributes, layout.features, n_out, dtype, content["parameters"])
+    return attributes
 
 
 def _build(
-    model: object, fitted: Fitted, of_any_size: bool, code: StoredCode, path: object
+    build: Callable[[], nn.Module],
+    parameters: dict[str, Any],
+    of_any_size: bool,
+    code: StoredCode,
+    path: object,
 ) -> nn.Module:
     """Build the model: one that the caller gives may be of any size, one from a file may not."""
-
-    def build() -> nn.Module:
-        return build_model(model, fitted.n_in, fitted.n_out, fitted.dtype, None)
-
     try:
         if not of_any_size:
-            return build_bounded(build, fitted.parameters, path)
+            return build_bounded(build, parameters, path)
         with seeded(0):
             built = build()
-        compare_parameters(fitted.parameters, built.state_dict(), path)
+        compare_parameters(parameters, built.state_dict(), path)
     except LoadError as error:
         raise LoadError(f"{error}\nThe model of the file is {code}.") from None
     return built

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
@@ -28,6 +28,8 @@ from fluxutils_py.parallel import RankGroup
 from fluxutils_py.parallel.communicator import describe_by_rank
 from fluxutils_py.parallel.rank_group import ranks_of_call
 from fluxutils_py.training.predictor import Prediction, Predictor
+
+Outputs = list[tuple[int, np.dtype]]  # number of features and type of each
 
 
 def run_predict(
@@ -183,18 +185,18 @@ class BlockPredictor:
                 "gaps; predict each run separately"
             )
         # made here rather than in __iter__, so that errors come before the first block
-        self._current = self._predictor_of(self._runs[0], state)
+        self._predictor, self._n_context = self._predictor_of(self._runs[0], state)
 
     def __iter__(self) -> Iterator[Prediction]:
         for i, run in enumerate(self._runs):
             if i > 0:
-                self._current = self._predictor_of(run, None)
-            for p in self._current.predictor:
+                self._predictor, self._n_context = self._predictor_of(run, None)
+            for p in self._predictor:
                 yield from self._place_in_inputs(p, run)
 
     def state(self) -> list[Tensor]:
         """Return the state at the end of the last run."""
-        return self._current.predictor.state(self.ranks)
+        return self._predictor.state(self.ranks)
 
     def last_steps(self) -> np.ndarray:
         """Return the outputs at the last step of each series, (N, G)."""
@@ -210,7 +212,10 @@ class BlockPredictor:
             outputs[p.series.start + ending] = y[at[ending], ending]
         return gather_rows(outputs, self.ranks)
 
-    def _predictor_of(self, run: slice, state: list[Tensor] | None) -> _RunPredictor:
+    def _predictor_of(self, run: slice, state: list[Tensor] | None) -> tuple[Predictor, int]:
+        """Return the predictor of a run of steps, and how many steps before the run only warm up
+        its state.
+        """
         arrays, n_context = self.inputs.with_context(run)
         if state is not None and n_context:
             # the state is that before the run: steps of context would move it
@@ -243,26 +248,18 @@ class BlockPredictor:
             self.spec.precision,
             self.ends_only,
         )
-        return _RunPredictor(predictor, n_context)
+        return predictor, n_context
 
     def _place_in_inputs(self, p: Prediction, run: slice) -> Iterator[Prediction]:
         """Yield the part of a block after the context, with its steps in the inputs."""
-        n_context = self._current.n_context
-        skip = max(0, n_context - p.steps.start)
+        skip = max(0, self._n_context - p.steps.start)
         y = tuple(v[skip:] for v in p.y)
         if len(y[0]) == 0:
             return  # all of the block is context
         if self.transform is not None:
             y = tuple(self.transform(v) for v in y)
-        start = run.start + p.steps.start + skip - n_context
+        start = run.start + p.steps.start + skip - self._n_context
         yield Prediction(y, p.series, slice(start, start + len(y[0])))
-
-
-class _RunPredictor(NamedTuple):
-    """The predictor of a run of steps, and how many steps before the run only warm up its state."""
-
-    predictor: Predictor
-    n_context: int
 
 
 def _no_output(dtype: np.dtype) -> Any:
@@ -356,14 +353,14 @@ class PredictionWriter:
             return
         outputs = None
         if self._targets is not None:
-            outputs = [_Output(t.shape[0], t.dtype) for t in self._targets]
+            outputs = [(t.shape[0], t.dtype) for t in self._targets]
         files: list[Any] = [None]
         if self.out is not None:
             files = [memmap_location(target) for _, target in self._named_outputs()]
-        answers = ranks.allgather(_RankOutputs(files, outputs))
-        outputs = _common_outputs(answers, ranks)
+        files_of_ranks, outputs_of_ranks = zip(*ranks.allgather((files, outputs)), strict=True)
+        outputs = _common_outputs(outputs_of_ranks, ranks)
         # one file for all ranks: each has written its part, and gathering would write it again
-        if None not in files and all(answer.files == files for answer in answers):
+        if None not in files and all(others == files for others in files_of_ranks):
             for _, target in self._named_outputs():
                 target.flush()
             ranks.allgather()
@@ -383,7 +380,7 @@ class PredictionWriter:
             arrays = tuple(list(t.arrays) for t in arrays)
         return arrays if len(arrays) > 1 else arrays[0]
 
-    def _without_predictions(self, outputs: list[_Output]) -> tuple[Any, ...]:
+    def _without_predictions(self, outputs: Outputs) -> tuple[Any, ...]:
         """Return the arrays of a rank that has predicted nothing, for what others have."""
         if self.out is None:
             return self._new_arrays(outputs)
@@ -425,7 +422,7 @@ class PredictionWriter:
     def _open_targets(self, p: Prediction) -> tuple[Any, ...]:
         """Return the arrays to write to, after checking those of the user."""
         if self.out is None:
-            return self._new_arrays([_Output(y.shape[2], y.dtype) for y in p.y])
+            return self._new_arrays([(y.shape[2], y.dtype) for y in p.y])
         named = self._named_outputs()
         if len(named) != len(p.y):
             raise ShapeError(f"out has {len(named)} arrays, the model gives {len(p.y)} outputs")
@@ -445,7 +442,7 @@ class PredictionWriter:
                 )
         return tuple(_as_writable(target) for _, target in named)
 
-    def _new_arrays(self, outputs: list[_Output]) -> tuple[Any, ...]:
+    def _new_arrays(self, outputs: Outputs) -> tuple[Any, ...]:
         """Allocate arrays in time-major memory."""
         if self.lengths is None:
             return tuple(
@@ -458,34 +455,17 @@ class PredictionWriter:
         )
 
 
-class _Output(NamedTuple):
-    """Number of features and type of an output."""
+def _common_outputs(of_ranks: Sequence[Outputs | None], ranks: RankGroup) -> Outputs:
+    """Return the outputs of the first rank that has series; raise on all ranks if others differ.
 
-    n_features: int
-    dtype: np.dtype
-
-
-class _RankOutputs(NamedTuple):
-    """What a rank has: the places in files that its ``out`` maps, and outputs if it has series."""
-
-    files: list[Any]
-    outputs: list[_Output] | None
-
-
-def _common_outputs(answers: list[_RankOutputs], ranks: RankGroup) -> list[_Output]:
-    """Return the outputs of the first rank that has series; raise on all ranks if others differ."""
-    with_series = [answer.outputs for answer in answers if answer.outputs is not None]
+    Ranks without series have None.
+    """
+    with_series = [outputs for outputs in of_ranks if outputs is not None]
     first = with_series[0] if with_series else []
     if any(outputs != first for outputs in with_series):
-        of_ranks = [
-            "None" if answer.outputs is None else str([tuple(o) for o in answer.outputs])
-            for answer in answers
-        ]
+        described = describe_by_rank([str(outputs) for outputs in of_ranks])
         ranks.raise_on_all(
-            RankError(
-                f"out differs: {describe_by_rank(of_ranks)}; give all ranks arrays of one shape "
-                "and type"
-            )
+            RankError(f"out differs: {described}; give all ranks arrays of one shape and type")
         )
     return first
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
@@ -149,20 +148,15 @@ def pooled_accuracy(
     return right / total if total else math.nan
 
 
-class _LiveBlock(NamedTuple):
-    """Predictions, and for each step its targets and weight, 0 for steps outside a series."""
-
-    prediction: Prediction
-    targets: list[np.ndarray]  # (S, B, G)
-    weights: np.ndarray  # (S, B)
-
-
 def _live_targets(
     predictions: Iterable[Prediction],
     y: tuple[SeriesArray, ...],
     rows: Segments,
     weight: SampleWeight | None,
-) -> Iterator[_LiveBlock]:
+) -> Iterator[tuple[Prediction, list[np.ndarray], np.ndarray]]:
+    """Yield predictions with their targets, (S, B, G) each, and the weights of their steps, (S, B),
+    0 for steps outside a series.
+    """
     for p in predictions:
         part = rows[p.series]
         start = p.steps.start
@@ -178,7 +172,7 @@ def _live_targets(
         exists = part.step_mask(start, stop)
         if exists is not None:
             weights = np.where(exists, weights, 0)
-        yield _LiveBlock(p, targets, weights)
+        yield p, targets, weights
 
 
 def _require_features(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from inspect import signature
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -166,22 +166,16 @@ def _check_plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
 # -- losses, optimizers, schedulers and specs ----------------------------------------------------
 
 
-class Place(NamedTuple):
-    """A module of which a config may name some classes or functions."""
-
-    module: ModuleType
-    allows: Callable[[object], bool]
-
-
-PLACES = {
-    "fluxutils_py.nn": Place(own_nn, lambda f: _is_class(f, nn.Module)),
-    "fluxutils_py.nn.cells": Place(cells, lambda f: _is_class(f, nn.Module)),
-    "fluxutils_py.nn.layers": Place(layers, lambda f: _is_class(f, nn.Module)),
-    "torch.nn": Place(nn, lambda f: _is_class(f, nn.Module)),
-    "torch.nn.functional": Place(F, lambda f: _is_loss(getattr(f, "__name__", ""))),
-    "torch.optim": Place(torch.optim, lambda f: _is_class(f, Optimizer)),
-    "torch.optim.lr_scheduler": Place(lr_scheduler, lambda f: _is_class(f, LRScheduler)),
-    "fluxutils_py.optim": Place(own_optim, lambda f: _is_class(f, own_optim.Transform)),
+# modules, and of which of their classes or functions a config may give the name
+PLACES: dict[str, tuple[ModuleType, Callable[[object], bool]]] = {
+    "fluxutils_py.nn": (own_nn, lambda f: _is_class(f, nn.Module)),
+    "fluxutils_py.nn.cells": (cells, lambda f: _is_class(f, nn.Module)),
+    "fluxutils_py.nn.layers": (layers, lambda f: _is_class(f, nn.Module)),
+    "torch.nn": (nn, lambda f: _is_class(f, nn.Module)),
+    "torch.nn.functional": (F, lambda f: _is_loss(getattr(f, "__name__", ""))),
+    "torch.optim": (torch.optim, lambda f: _is_class(f, Optimizer)),
+    "torch.optim.lr_scheduler": (lr_scheduler, lambda f: _is_class(f, LRScheduler)),
+    "fluxutils_py.optim": (own_optim, lambda f: _is_class(f, own_optim.Transform)),
 }
 MODULES = ("fluxutils_py.nn", "fluxutils_py.nn.cells", "fluxutils_py.nn.layers", "torch.nn")
 LOSSES = ("torch.nn", "torch.nn.functional")
@@ -269,9 +263,10 @@ def _named(
     """Return the class or function of this name in one of the places."""
     prefix, _, name = full_name.rpartition(".")
     if prefix in places:
-        made = getattr(PLACES[prefix].module, name, None)
+        module, allows = PLACES[prefix]
+        made = getattr(module, name, None)
         # by name alone, a file could call anything in torch
-        if made is not None and PLACES[prefix].allows(made):
+        if made is not None and allows(made):
             return made
     raise LoadError(f"the file names {full_name!r}, which is none of {' or '.join(places)}")
 
@@ -283,8 +278,8 @@ def _name_of(
     """Invert :func:`_named`."""
     name = getattr(f, "__name__", "")
     for prefix in places:
-        place = PLACES[prefix]
-        if name and getattr(place.module, name, None) is f and place.allows(f):
+        module, allows = PLACES[prefix]
+        if name and getattr(module, name, None) is f and allows(f):
             return f"{prefix}.{name}"
     raise LoadError(f"{full_name(f)} is user code")
 

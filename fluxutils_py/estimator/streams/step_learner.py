@@ -41,16 +41,9 @@ class Learning(NamedTuple):
     freeze: Freeze = None
 
 
-class _Lesson(NamedTuple):
-    """A step that waits for its truth.
-
-    ``x`` (F, N) are its inputs, ``live`` (N,) says which series are learnt from, None if all are,
-    and ``fresh`` (N,) which begin anew at this step, None if none does.
-    """
-
-    x: np.ndarray
-    live: np.ndarray | None
-    fresh: np.ndarray | None
+# A step that waits for its truth: its inputs (F, N), which series (N,) are learnt from, None if all
+# are, and which begin anew at this step, None if none does.
+_Lesson = tuple[np.ndarray, np.ndarray | None, np.ndarray | None]
 
 
 class StepLearner:
@@ -121,7 +114,7 @@ class StepLearner:
         """Keep a copy of the inputs (F, N) of a step until its truth comes; ``gap`` marks series
         without any.
         """
-        self._waiting.append(_Lesson(x.copy(), None if gap is None else ~gap, self._fresh))
+        self._waiting.append((x.copy(), None if gap is None else ~gap, self._fresh))
         self._fresh = None
 
     def observe(self, truth: np.ndarray) -> None:
@@ -132,12 +125,12 @@ class StepLearner:
         FloatingPointError
             If the loss or its gradient is not finite. The parameters then stay.
         """
-        lesson = self._waiting.popleft()
-        if lesson.fresh is not None:
-            self._begin_anew(lesson.fresh)
-        if lesson.live is not None:
-            truth = np.where(lesson.live, truth, np.nan)
-        xs = to_tensor(lesson.x.T[None], self._dtype, self._device)  # (1, N, F)
+        x, live, fresh = self._waiting.popleft()
+        if fresh is not None:
+            self._begin_anew(fresh)
+        if live is not None:
+            truth = np.where(live, truth, np.nan)
+        xs = to_tensor(x.T[None], self._dtype, self._device)  # (1, N, F)
         known = ~np.isnan(truth.T[None])  # (1, N, G)
         if not self._masks_outputs:
             known[:] = known.all(-1, keepdims=True)
@@ -203,7 +196,7 @@ class StepLearner:
             chosen[series] = True
             for k, (x, live, fresh) in enumerate(self._waiting):
                 others = ~chosen if live is None else live & ~chosen
-                self._waiting[k] = _Lesson(x, others, fresh)
+                self._waiting[k] = (x, others, fresh)
             self._fresh = chosen if self._fresh is None else self._fresh | chosen
             return
         reset(self.model)
@@ -255,8 +248,8 @@ class StepLearner:
         self.reset(None)
         self._step.load_state_dict(content["step"])
         self._past.extend(content["past"])
-        for lesson in content["waiting"]:
-            self._waiting.append(_Lesson(*map(_as_array, lesson)))
+        for x, live, fresh in content["waiting"]:
+            self._waiting.append((_as_array(x), _as_array(live), _as_array(fresh)))
         self._fresh = _as_array(content["fresh"])
 
 

@@ -7,6 +7,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -129,7 +130,7 @@ def stream(
             live = EstimatorStream(last, n_series, state, method, learning)
         else:
             live = last.stream(n_series, state, method=method)
-        live.transforms.extend(_InverseTarget(t) for t in parts.of_targets)
+        live.transforms.extend(partial(_undo, _without_names(t)) for t in parts.of_targets)
         return live
 
     if watch.is_off:
@@ -499,9 +500,8 @@ class _RowsStream:
 
     def __init__(self, transformer: Any, name: str) -> None:
         check_is_fitted(transformer)
-        self.transformer = copy.copy(transformer)
+        self.transformer = _without_names(transformer)
         self.name = name
-        vars(self.transformer).pop("feature_names_in_", None)  # rows of a step have no names
 
     @property
     def function(self) -> Any:
@@ -524,26 +524,27 @@ class _RowsStream:
         pass
 
 
-class _InverseTarget:
-    """The inverse transform of ``TransformedTargetRegressor``, for outputs (1, N, G)."""
+def _without_names(transformer: Any) -> Any:
+    """Return a copy of a transformer for rows of a step, which have no names of columns."""
+    copied = copy.copy(transformer)
+    vars(copied).pop("feature_names_in_", None)
+    return copied
 
-    def __init__(self, transformer: Any) -> None:
-        self.transformer = copy.copy(transformer)
-        vars(self.transformer).pop("feature_names_in_", None)  # outputs of a step have no names
 
-    def __call__(self, y: np.ndarray) -> np.ndarray:
-        # of a FunctionTransformer, whose method would want as many columns as y had in fit
-        function = getattr(self.transformer, "inverse_func", None)
-        wanted = getattr(self.transformer, "n_features_in_", y.shape[2])
-        if function is None and wanted != y.shape[2]:
-            raise DataError(
-                f"the target's transformer, {type(self.transformer).__name__}, was fitted on rows "
-                f"of {wanted} columns and cannot be undone for the {y.shape[2]} outputs of one "
-                "step: scale targets by scale_target=True of SequenceRegressor, or by a function "
-                "and its inverse"
-            )
-        inverse = self.transformer.inverse_transform if function is None else function
-        return np.asarray(inverse(y[0])).reshape(y.shape)
+def _undo(transformer: Any, y: np.ndarray) -> np.ndarray:
+    """Invert the transformer of a ``TransformedTargetRegressor`` for outputs (1, N, G)."""
+    # of a FunctionTransformer, whose method would want as many columns as y had in fit
+    function = getattr(transformer, "inverse_func", None)
+    wanted = getattr(transformer, "n_features_in_", y.shape[2])
+    if function is None and wanted != y.shape[2]:
+        raise DataError(
+            f"the target's transformer, {type(transformer).__name__}, was fitted on rows of "
+            f"{wanted} columns and cannot be undone for the {y.shape[2]} outputs of one step: "
+            "scale targets by scale_target=True of SequenceRegressor, or by a function and its "
+            "inverse"
+        )
+    inverse = transformer.inverse_transform if function is None else function
+    return np.asarray(inverse(y[0])).reshape(y.shape)
 
 
 def _has_finite_squares(array: np.ndarray) -> bool:
