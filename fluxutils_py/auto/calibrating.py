@@ -51,23 +51,27 @@ class HeldOut:
         n_steps = int((last - first)[chosen].max())
         errors: np.ndarray | None = None
         rows = self.whole[np.isin(self.whole.series, chosen)]
-        for block in self._blocks(model, rows):
+        for of_block, series, steps in self._blocks(model, rows):
             if errors is None:
-                errors = np.full((block.errors.shape[2], len(chosen), n_steps), np.nan)
-            steps = block.steps
-            is_held = (steps >= first[block.series]) & (steps < last[block.series])
+                errors = np.full((of_block.shape[2], len(chosen), n_steps), np.nan)
+            is_held = (steps >= first[series]) & (steps < last[series])
             s, b = np.nonzero(is_held)
-            n = block.series[b]
+            n = series[b]
             # by the end: the last steps of all series stand side by side
             place = n_steps - (last[n] - steps[s, b])
-            errors[:, row_of[n], place] = block.errors[s, b].T
+            errors[:, row_of[n], place] = of_block[s, b].T
         assert errors is not None
         if self.codec.per_series:
             errors = _last_known(errors)
         of_every_series = len(chosen) == n_series and not self.codec.per_series
         return Calibration.of(errors, of_every_series)
 
-    def _blocks(self, model: nn.Module, segments: Segments) -> Iterator[_Errors]:
+    def _blocks(
+        self, model: nn.Module, segments: Segments
+    ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Yield errors (S, B, G) of some rows, the series (B,) of the rows, and the steps (S, B) of
+        the arrays.
+        """
         windows = SequenceWindows(
             self.windows.x,
             batchsize=self.spec.batchsize,
@@ -90,7 +94,7 @@ class HeldOut:
             if weight is not None:
                 counts &= weight.read(rows, p.steps.start, p.steps.stop) > 0
             errors = np.where(counts[:, :, None], errors, np.nan)
-            yield _Errors(errors, rows.series, steps + rows.start)
+            yield errors, rows.series, steps + rows.start
 
     def _errors(self, target: np.ndarray, out: np.ndarray) -> np.ndarray:
         """Return the errors (S, B, G) of outputs in the units of the user, NaN without a target."""
@@ -117,14 +121,3 @@ def _last_known(errors: np.ndarray) -> np.ndarray:
     n_steps = errors.shape[2]
     at = np.where(is_known.any(1), n_steps - 1 - is_known[:, ::-1].argmax(1), 0)
     return np.take_along_axis(errors, at[None, :, None], axis=2)
-
-
-@dataclass(frozen=True)
-class _Errors:
-    """Errors (S, B, G) of some rows, the series (B,) of the rows, and the steps (S, B) of the
-    arrays.
-    """
-
-    errors: np.ndarray
-    series: np.ndarray
-    steps: np.ndarray

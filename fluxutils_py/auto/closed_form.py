@@ -272,32 +272,26 @@ def _fit(
     rows = part.take_rows()
     if part.n_rows < 2:
         return _constant(rows)
-    chosen: tuple[_Problem, _Candidate] | None = None
-    for factors in relative:
-        problem = part.problem(rows, factors, floor)
-        if fixed_penalty or not len(rows.weights):
-            # of the whole weight: then a weight is worth that many rows
-            alpha = FIXED_PENALTY * problem.mean_square * problem.total
-            errors = problem.residuals(alpha) / rows.weights.sqrt()[:, None]
-            chosen = problem, _Candidate.judged(alpha, rows, errors, is_classifier)
-            break
-        candidate = _best_candidate(problem, is_classifier)
-        if chosen is None or candidate.squared_error < CLEARLY * chosen[1].squared_error:
-            chosen = problem, candidate
-    assert chosen is not None
-    problem, best = chosen
-    if not math.isfinite(best.squared_error):
+    if fixed_penalty or not len(rows.weights):
+        problem = part.problem(rows, relative[0], floor)
+        # of the whole weight: then a weight is worth that many rows
+        alpha = FIXED_PENALTY * problem.mean_square * problem.total
+        errors = problem.residuals(alpha) / rows.weights.sqrt()[:, None]
+    else:
+        problem, alpha, errors = _best_problem(part, rows, relative, floor, is_classifier)
+    if not math.isfinite(_squared_error(rows, errors)):
         raise DataError("the targets of a closed-form head have squares that are no finite numbers")
-    weight, bias = problem.solve(best.alpha)
+    weight, bias = problem.solve(alpha)
+    left_out = rows.targets - errors
     temperature = 1.0
     if is_classifier:
-        temperature = best_temperature(best.left_out, rows.targets, rows.weights)
+        temperature = best_temperature(left_out, rows.targets, rows.weights)
     return ClosedFormHead(
         weight=weight,
         bias=bias,
-        alpha=torch.full_like(bias, best.alpha),
+        alpha=torch.full_like(bias, alpha),
         groups=rows.groups,
-        left_out=best.left_out,
+        left_out=left_out,
         targets=rows.targets,
         weights=rows.weights[:, None].expand_as(rows.targets),
         temperature=temperature,
@@ -312,38 +306,72 @@ def _constant(rows: Rows) -> ClosedFormHead:
     return ClosedFormHead(weight, bias, bias * 0, rows.groups[:0], none, none, none)
 
 
-def _best_candidate(problem: _Problem, is_classifier: bool) -> _Candidate:
-    best: _Candidate | None = None
-    steps = torch.logspace(-2, 4, N_ALPHAS, dtype=torch.float64)
-    for alpha in (steps * 0.01 * problem.mean_square).tolist():
-        errors = problem.errors_left_out(alpha)
-        candidate = _Candidate.judged(alpha, problem.rows, errors, is_classifier)
-        if best is None or candidate.is_better_than(best):
-            best = candidate
+def _best_problem(
+    part: _Kept,
+    rows: Rows,
+    relative: Sequence[Tensor | None],
+    floor: float,
+    is_classifier: bool,
+) -> tuple[_Problem, float, Tensor]:
+    """Return the problem with the factors that do best, its penalty, and the errors of the rows
+    that are left out.
+    """
+    best: tuple[_Problem, float, Tensor] | None = None
+    least = math.inf
+    for factors in relative:
+        problem = part.problem(rows, factors, floor)
+        alpha, errors = _best_penalty(problem, is_classifier)
+        squared_error = _squared_error(rows, errors)
+        if best is None or squared_error < CLEARLY * least:
+            best = problem, alpha, errors
+            least = squared_error
     assert best is not None
     return best
 
 
-class _Scale(NamedTuple):
-    """How features are standardised: ``(x - mean) * factor``."""
+def _best_penalty(problem: _Problem, is_classifier: bool) -> tuple[float, Tensor]:
+    """Return the penalty that does best, and the errors of the rows that are left out."""
+    best: tuple[float, Tensor] | None = None
+    highest = 0.0  # accuracy
+    least = math.inf  # squared error
+    steps = torch.logspace(-2, 4, N_ALPHAS, dtype=torch.float64)
+    for alpha in (steps * 0.01 * problem.mean_square).tolist():
+        errors = problem.errors_left_out(alpha)
+        accuracy = _accuracy(problem.rows, errors) if is_classifier else 0.0
+        squared_error = _squared_error(problem.rows, errors)
+        # equal ones may differ by rounding
+        is_better = squared_error < (1 - 1e-9) * least
+        if abs(accuracy - highest) > 1e-9:
+            is_better = accuracy > highest
+        if best is None or is_better:
+            best = alpha, errors
+            highest = accuracy
+            least = squared_error
+    assert best is not None
+    return best
 
-    mean: Tensor
-    factor: Tensor
 
-    @classmethod
-    def of(cls, mean: Tensor, variance: Tensor, relative: Tensor | None, floor: float) -> _Scale:
-        if not variance.isfinite().all():
-            at = int((~variance.isfinite()).nonzero()[0])
-            raise DataError(
-                f"feature {at} of a closed-form head has squares that are not finite: divide it"
-            )
-        # rounding leaves a little variance in a constant: it must not be blown up
-        is_constant = (variance <= 1e-12 * mean.square()) | (variance == 0)
-        factor = (variance + floor**2).rsqrt().masked_fill(is_constant, 0)
-        factor = factor / math.sqrt(len(mean))
-        if relative is not None:
-            factor = factor * relative.to(factor)
-        return cls(mean, factor)
+def _accuracy(rows: Rows, errors: Tensor) -> float:
+    right = (rows.targets - errors).argmax(1) == rows.targets.argmax(1)
+    return float(rows.weights / rows.weights.sum() @ right.double())
+
+
+def _squared_error(rows: Rows, errors: Tensor) -> float:
+    return float(rows.weights / rows.weights.sum() @ errors.square().sum(1))
+
+
+def _factor(mean: Tensor, variance: Tensor, relative: Tensor | None, floor: float) -> Tensor:
+    """Return by what features are multiplied to standardise them, without their mean."""
+    if not variance.isfinite().all():
+        at = int((~variance.isfinite()).nonzero()[0])
+        raise DataError(
+            f"feature {at} of a closed-form head has squares that are not finite: divide it"
+        )
+    # rounding leaves a little variance in a constant: it must not be blown up
+    is_constant = (variance <= 1e-12 * mean.square()) | (variance == 0)
+    factor = (variance + floor**2).rsqrt().masked_fill(is_constant, 0)
+    factor = factor / math.sqrt(len(mean))
+    return factor if relative is None else factor * relative.to(factor)
 
 
 @dataclass
@@ -354,7 +382,8 @@ class _Problem:
     ----------
     rows : Rows
         Those that are left out.
-    scale : _Scale
+    mean, factor : Tensor of shape (P,)
+        Features are standardised as ``(x - mean) * factor``.
     total, mean_square : float
         Weight of all rows, and the mean square of their length.
     mean_target : Tensor of shape (G,)
@@ -369,7 +398,8 @@ class _Problem:
     """
 
     rows: Rows
-    scale: _Scale
+    mean: Tensor
+    factor: Tensor
     total: float
     mean_square: float
     mean_target: Tensor
@@ -381,8 +411,8 @@ class _Problem:
     def solve(self, alpha: float) -> tuple[Tensor, Tensor]:
         """Return weight (G, P) and bias (G,)."""
         solution = self.rotate_back(self.projected / (self.values + alpha)[:, None])
-        weight = (self.scale.factor[:, None] * solution).T
-        return weight, self.mean_target - weight @ self.scale.mean
+        weight = (self.factor[:, None] * solution).T
+        return weight, self.mean_target - weight @ self.mean
 
     def residuals(self, alpha: float) -> Tensor:
         """Return errors (m, G) of the fit, times the roots of the weights."""
@@ -487,8 +517,8 @@ class _Kept:
         x = rows.features.to(torch.float64, copy=True)
         mean = share @ x
         x -= mean
-        scale = _Scale.of(mean, share @ x.square(), relative, floor)
-        x *= scale.factor
+        factor = _factor(mean, share @ x.square(), relative, floor)
+        x *= factor
         x *= root[:, None]
         kernel = x @ x.T
         trace = float(kernel.trace())
@@ -507,7 +537,8 @@ class _Kept:
         mean_target = share @ rows.targets
         return _Problem(
             rows,
-            scale,
+            mean,
+            factor,
             total,
             trace / total or 1.0,
             mean_target,
@@ -589,49 +620,26 @@ class _Sums(_Kept):
         self.add_waiting()
         n = rows.features.shape[1]
         variance = self.products.diagonal()[:n] / self.total
-        scale = _Scale.of(self.mean[:n], variance, relative, floor)
+        mean = self.mean[:n]
+        factor = _factor(mean, variance, relative, floor)
         # features that are constant or left out are no unknowns
-        used = scale.factor.nonzero()[:, 0]
-        factor = scale.factor[used]
+        used = factor.nonzero()[:, 0]
+        scale = factor[used]
         products = self.products[used]
-        values, vectors = torch.linalg.eigh(products[:, used] * factor[:, None] * factor)
-        x = (rows.features[:, used].double() - self.mean[used]) * factor
+        values, vectors = torch.linalg.eigh(products[:, used] * scale[:, None] * scale)
+        x = (rows.features[:, used].double() - mean[used]) * scale
         return _Problem(
             rows,
-            scale,
+            mean,
+            factor,
             self.total,
-            float((variance * scale.factor.square()).sum()) or 1.0,
+            float((variance * factor.square()).sum()) or 1.0,
             self.mean[n:],
             values.clamp(min=0),
             rows.weights.sqrt()[:, None] * (x @ vectors),
-            vectors.T @ (factor[:, None] * products[:, n:]),
+            vectors.T @ (scale[:, None] * products[:, n:]),
             lambda w: w.new_zeros(n, w.shape[1]).index_copy(0, used, vectors @ w),
         )
-
-
-class _Candidate(NamedTuple):
-    """A penalty, and what it does on rows that are left out."""
-
-    alpha: float
-    left_out: Tensor
-    accuracy: float  # 0 for numbers
-    squared_error: float
-
-    @classmethod
-    def judged(cls, alpha: float, rows: Rows, errors: Tensor, is_classifier: bool) -> _Candidate:
-        left_out = rows.targets - errors
-        share = rows.weights / rows.weights.sum()
-        accuracy = 0.0
-        if is_classifier:
-            right = left_out.argmax(1) == rows.targets.argmax(1)
-            accuracy = float(share @ right.double())
-        return cls(alpha, left_out, accuracy, float(share @ errors.square().sum(1)))
-
-    def is_better_than(self, other: _Candidate) -> bool:
-        # equal ones may differ by rounding
-        if abs(self.accuracy - other.accuracy) > 1e-9:
-            return self.accuracy > other.accuracy
-        return self.squared_error < (1 - 1e-9) * other.squared_error
 
 
 def best_temperature(outputs: Tensor, targets: Tensor, weights: Tensor) -> float:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
 from fluxutils_py.auto.closed_form import ClosedFormHead, Rows, fit_closed_form
-from fluxutils_py.data.segments import Segments, SeriesShards
+from fluxutils_py.data.segments import SeriesShards
 from fluxutils_py.errors import DataError
 from fluxutils_py.inputs.moments import Moments, WeightedBlock, moments
 from fluxutils_py.nn.causal_kernels import MOST_SERIES, CausalKernels
@@ -174,7 +174,7 @@ def _fit_part(
     of_outputs = torch.from_numpy(counting.of_outputs)
     share = (MOST_STEPS / of_outputs.clamp(min=1)).clamp(max=1)
     head = fit_closed_form(
-        _rows(part, batches, _Grouping.of(task, segments, counting), share),
+        _rows(part, batches, task, counting, share),
         (share * of_outputs).round().tolist(),
         is_classifier=task.n_classes is not None,
         relative=part.relative,
@@ -281,53 +281,23 @@ def _learn_biases(
     layer.fit_biases(x, lengths)
 
 
-class _Grouping(NamedTuple):
-    """Which rows are left out together.
-
-    Attributes
-    ----------
-    task : FixedTask
-    series, groups : ndarray of int, shape (N,)
-        A number for each series, and for its group.
-    block : int or None
-        Steps of a series that are a group; None: whole groups of series.
-    """
-
-    task: FixedTask
-    series: np.ndarray
-    groups: np.ndarray
-    block: int | None
-
-    @classmethod
-    def of(cls, task: FixedTask, segments: Segments, counting: CountingRows) -> _Grouping:
-        numbers = np.arange(len(counting.number))
-        series = counting.without_empty(numbers, segments.series)
-        if task.groups is not None:
-            groups = counting.without_empty(task.groups, segments.series)
-            return cls(task, series, groups, None)
-        if task.per_series:
-            return cls(task, series, series, None)
-        # short series have some blocks too
-        longest = min(segments.max_length, counting.longest)
-        return cls(task, series, series, min(BLOCK_STEPS, max(1, longest // 10)))
-
-    def of_rows(self, numbers: Tensor) -> Tensor:
-        """Return a group for each row; ``numbers`` are those of :func:`_numbers_of_steps`."""
-        groups = torch.from_numpy(self.groups)[numbers // MOST_LENGTH]
-        if self.block is None:
-            return groups
-        return groups * MOST_LENGTH + numbers % MOST_LENGTH // self.block
-
-    def scattered(self, numbers: Tensor) -> Tensor:
-        """Return a number from 0 to 1 for each row, as if drawn at random."""
-        series = torch.from_numpy(self.series)[numbers // MOST_LENGTH]
-        return _scattered(series * MOST_LENGTH + numbers % MOST_LENGTH)
-
-
 def _rows(
-    part: ClosedFormModel, batches: TensorBatches, grouping: _Grouping, share: Tensor
+    part: ClosedFormModel,
+    batches: TensorBatches,
+    task: FixedTask,
+    counting: CountingRows,
+    share: Tensor,
 ) -> Iterator[Rows]:
     """Yield the features and targets of a share of the rows that count, window by window."""
+    segments = batches.windows.segments
+    numbers_of_series = np.arange(len(counting.number))
+    series = torch.from_numpy(counting.without_empty(numbers_of_series, segments.series))
+    groups = series
+    if task.groups is not None:
+        groups = torch.from_numpy(counting.without_empty(task.groups, segments.series))
+    in_blocks = task.groups is None and not task.per_series
+    # short series have some blocks too
+    block = min(BLOCK_STEPS, max(1, min(segments.max_length, counting.longest) // 10))
     for batch in batches:
         if not batch.inputs:
             continue
@@ -341,20 +311,23 @@ def _rows(
             weights = weights[places[:, 0], places[:, 1]]
             numbers = _numbers_of_steps(batch, places, batches.windows.shards)
             if (share < 1).any():
-                weights = weights * (grouping.scattered(numbers)[:, None] < share).to(weights)
+                drawn = _scattered(series[numbers // MOST_LENGTH], numbers % MOST_LENGTH)
+                weights = weights * (drawn[:, None] < share).to(weights)
                 is_taken = weights.amax(1) > 0
                 places, weights = places[is_taken], weights[is_taken]
                 numbers = numbers[is_taken.cpu()]
-            if grouping.task.per_series:
+            if task.per_series:
                 features = series_features(part, x, places)
             else:
                 features = part.features(x)[places[:, 0], places[:, 1]]
         targets = y[places[:, 0], places[:, 1]]
-        n_classes = grouping.task.n_classes
-        if n_classes is not None:
-            targets = 2.0 * one_hot(targets[:, 0].long(), n_classes) - 1
+        if task.n_classes is not None:
+            targets = 2.0 * one_hot(targets[:, 0].long(), task.n_classes) - 1
         weights = weights[:, 0] if weights.shape[1] == 1 else weights
-        yield Rows(features, targets, weights, grouping.of_rows(numbers))
+        group = groups[numbers // MOST_LENGTH]
+        if in_blocks:
+            group = group * MOST_LENGTH + numbers % MOST_LENGTH // block
+        yield Rows(features, targets, weights, group)
 
 
 def _weights(batch: Minibatch) -> Tensor:
@@ -383,8 +356,9 @@ def _numbers_of_steps(batch: Minibatch, places: Tensor, shards: SeriesShards | N
     return series * MOST_LENGTH + step
 
 
-def _scattered(numbers: Tensor) -> Tensor:
-    """Return a number from 0 to 1 for each integer, as if drawn at random."""
+def _scattered(series: Tensor, step: Tensor) -> Tensor:
+    """Return a number from 0 to 1 for each step of a series, as if drawn at random."""
+    numbers = series * MOST_LENGTH + step
     mixed = (numbers ^ (numbers >> 32)) * 2654435761 % MOST_LENGTH
     mixed = (mixed ^ (mixed >> 15)) * 2246822519 % MOST_LENGTH
     return mixed / MOST_LENGTH

@@ -8,7 +8,7 @@ import pickle
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
-from typing import Any, NamedTuple
+from typing import Any
 
 import joblib
 import numpy as np
@@ -26,14 +26,9 @@ from fluxutils_py.parallel.mpi import MPIComm, require_script_on_all_ranks
 from fluxutils_py.parallel.rank_group import RankGroup
 
 MESSAGE = 1 << 30  # largest number of bytes that are sent at once
+# of a task: whether it failed, and its pickled result or error
+Outcome = tuple[bool, bytes]
 PLAIN = (bool, int, float, str, type(None), np.generic)
-
-
-class Outcome(NamedTuple):
-    """What a task gave."""
-
-    failed: bool
-    content: bytes  # its pickled result or error
 
 
 class MPIBackend(ParallelBackendBase):
@@ -125,11 +120,11 @@ def share_tasks(tasks: Sequence[Callable[[], Any]]) -> list[Any]:
         finally:
             _shared = ()
         outcomes = pickle.loads(_broadcast_pickle(ranks, outcomes))
-        values = ranks.guard(lambda: [pickle.loads(outcome.content) for outcome in outcomes])
+        values = ranks.guard(lambda: [pickle.loads(content) for _, content in outcomes])
         ranks.allgather()  # can all of them read the results?
     values = values or []
-    for outcome, value in zip(outcomes, values, strict=False):
-        if outcome.failed:
+    for (failed, _), value in zip(outcomes, values, strict=False):
+        if failed:
             raise value
     return values
 
@@ -153,12 +148,12 @@ _shared: Sequence[Callable[[], Any]] = ()  # the tasks of the call in progress
 def _run_task(i: int) -> Outcome:
     """Call a task; this runs on any rank."""
     try:
-        return Outcome(False, _dumps(_shared[i]()))
+        return False, _dumps(_shared[i]())
     except BaseException as error:
         error.add_note(
             f"raised in task {i} on rank {MPIComm.world().rank}:\n{traceback.format_exc()}"
         )
-        return Outcome(True, _dumps_error(error))
+        return True, _dumps_error(error)
 
 
 def _run_tasks(executor: Executor, ranks: RankGroup, n: int) -> list[Outcome]:
@@ -169,7 +164,7 @@ def _run_tasks(executor: Executor, ranks: RankGroup, n: int) -> list[Outcome]:
         # what this rank can cancel, no other has begun: run it here, or drop it after an error
         if not futures[i].cancel():
             continue
-        failed = any(outcome.failed for outcome in on_this_rank.values())
+        failed = any(has_failed for has_failed, _ in on_this_rank.values())
         if not (failed or _any_failed(futures) or ranks.flags()[0]):
             on_this_rank[i] = _run_task(i)
     outcomes = []
@@ -184,7 +179,7 @@ def _run_tasks(executor: Executor, ranks: RankGroup, n: int) -> list[Outcome]:
 def _any_failed(futures: Sequence[Future[Outcome]]) -> bool:
     """Return whether a task that is done has failed."""
     done = (future for future in futures if future.done() and not future.cancelled())
-    return any(future.result().failed for future in done)
+    return any(future.result()[0] for future in done)
 
 
 # -- messages --------------------------------------------------------------------------------------

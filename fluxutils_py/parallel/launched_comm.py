@@ -14,7 +14,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -41,18 +41,9 @@ STATUS = 75
 
 # polls whether a collective is complete; keeps the memory of the collective alive
 Request = Callable[[], bool]
+Place = tuple[str, int]  # where a rank runs: host and process
 # requests after an error while waiting, kept because they may still write into their memory
 _abandoned: list[Request] = []
-
-
-class Place(NamedTuple):
-    """Where a rank runs."""
-
-    host: str
-    process: int
-
-    def __str__(self) -> str:
-        return f"process {self.process} on {self.host}"
 
 
 class LaunchedComm(ABC):
@@ -146,8 +137,7 @@ class LaunchedComm(ABC):
         if not self._has_met:
             self._wait_until(self._start_connecting())
             self._has_met = True
-            places = self.allgather((platform.node(), os.getpid()))
-            self.places = [Place(*place) for place in places]
+            self.places = self.allgather((platform.node(), os.getpid()))
 
     # -- waiting -----------------------------------------------------------------------------------
 
@@ -203,7 +193,8 @@ class LaunchedComm(ABC):
         else:
             who = f"for {name_ranks(missing)}"
             if self.places:
-                who += f" ({', '.join(str(self.places[r]) for r in missing)})"
+                places = [self.places[r] for r in missing]
+                who += f" ({', '.join(f'process {n} on {host}' for host, n in places)})"
         call, advice = described
         return f"rank {self.rank} has been waiting in {call} for {seconds:.0f} s, {who}. {advice}"
 

@@ -7,13 +7,11 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from joblib.parallel import get_active_backend
 
 # of Open MPI; of MPICH, Intel MPI and srun; of MVAPICH
 SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
-RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "MV2_COMM_WORLD_RANK", "PMIX_RANK")
 LOCAL_RANKS = (
     "OMPI_COMM_WORLD_LOCAL_RANK",
     "MPI_LOCALRANKID",
@@ -33,29 +31,19 @@ def detect_launcher() -> str | None:
     is_child = multiprocessing.parent_process() is not None
     if _is_alone or is_child or threading.current_thread() is not threading.main_thread():
         return None
-    return launched().launcher
+    return _launcher_by_variables()
 
 
-class Launched(NamedTuple):
-    """How a process was started."""
-
-    launcher: str | None
-    rank: int
-    size: int
-
-
-def launched() -> Launched:
-    """Return how this process or its parent was started; without a launcher as ``(None, 0, 1)``."""
+def _launcher_by_variables() -> str | None:
+    """Return what started this process or its parent."""
     size = int(os.environ.get("WORLD_SIZE", 1))
     # first, as srun or mpirun may have started one torchrun on each node
     if "TORCHELASTIC_RUN_ID" in os.environ and size > 1:
-        return Launched("torch", _first_number(("RANK",)), size)
+        return "torch"
     sizes = [int(os.environ[name]) for name in SIZES if os.environ.get(name, "").isdigit()]
     if "PMIX_RANK" in os.environ:  # srun --mpi=pmix
         sizes.append(int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)))
-    if max(sizes, default=1) > 1:
-        return Launched("mpi", _first_number(RANKS), max(sizes))
-    return Launched(None, 0, 1)
+    return "mpi" if max(sizes, default=1) > 1 else None
 
 
 _is_alone = False  # in the main thread: others are alone anyway
@@ -82,10 +70,5 @@ def in_shared_search() -> bool:
 
 def local_rank() -> int:
     """Return the index of this rank on its machine; 0 without a launcher."""
-    return _first_number(LOCAL_RANKS)
-
-
-def _first_number(names: tuple[str, ...]) -> int:
-    """Return the first of these variables that is set to a number; 0 if none is."""
-    texts = (os.environ.get(name, "") for name in names)
+    texts = (os.environ.get(name, "") for name in LOCAL_RANKS)
     return next((int(text) for text in texts if text.isdigit()), 0)

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import torch
@@ -42,15 +42,6 @@ END = "the end of the program"
 
 
 _thread = threading.local()  # group: the innermost entered group of several ranks
-
-
-class _Answer(NamedTuple):
-    """What a rank tells the others in an exchange."""
-
-    call: str
-    error: tuple[str, str] | None  # its name and text
-    wants_stop: bool
-    value: Any
 
 
 class RankGroup:
@@ -294,10 +285,9 @@ class RankGroup:
         """
         if self.is_single:
             return [value]
-        answers = self._exchange_answers(value)
-        calls = [answer.call for answer in answers]
+        calls, errors, wishes_to_stop, values = zip(*self._exchange_answers(value), strict=True)
         self._link.ended = [rank for rank, call in enumerate(calls) if call == END]
-        failed = {rank: a.error for rank, a in enumerate(answers) if a.error is not None}
+        failed = {rank: error for rank, error in enumerate(errors) if error is not None}
         if failed:
             self._raise_shared(failed)
         if len(set(calls)) > 1:
@@ -307,9 +297,9 @@ class RankGroup:
                     "every rank"
                 )
             )
-        if any(answer.wants_stop for answer in answers):
+        if any(wishes_to_stop):
             self._agree_to_stop()
-        return [answer.value for answer in answers]
+        return list(values)
 
     def _agree_to_stop(self) -> None:
         self.stopped = True
@@ -449,8 +439,10 @@ class RankGroup:
             raise FloatingPointError(text.replace("FloatingPointError: ", ""))
         raise RemoteError(text)
 
-    def _exchange_answers(self, value: Any) -> list[_Answer]:
-        """Return what every rank has to tell, in rank order."""
+    def _exchange_answers(self, value: Any) -> list[tuple[Any, ...]]:
+        """Return what every rank has to tell, in rank order: its call, the name and text of its
+        error, whether it wants to stop, and its value.
+        """
         if self._link.group is not self or not self._depth:
             try:
                 self._link.leave_steps()
@@ -462,9 +454,9 @@ class RankGroup:
         if self.error is not None:
             name = "signal" if self._error_is_signal else type(self.error).__name__
             error = name, describe_error(self.error)
-        # a plain tuple, which is smaller when it is pickled
         answer = self.call, error, self._wants_stop, value
-        return [_Answer(*other) for other in self.call_comm(self.comm.allgather, answer)]
+        answers: list[tuple[Any, ...]] = self.call_comm(self.comm.allgather, answer)
+        return answers
 
     def _describe_wait(self) -> tuple[str, str] | None:
         """Return what a rank that waits for others is doing, and advice; None for a wait that may

@@ -93,11 +93,11 @@ class TorchComm(LaunchedComm):
         return f"{self._name} rank {rank} of {self.size}"
 
     def _abort_job(self, missing: list[Place]) -> None:
-        for place in missing:
+        for host, process in missing:
             # ranks on other machines are out of reach
-            if place.host == platform.node():
+            if host == platform.node():
                 with contextlib.suppress(ProcessLookupError):  # it has ended meanwhile
-                    os.kill(place.process, signal.SIGKILL)
+                    os.kill(process, signal.SIGKILL)
         os._exit(STATUS)
 
     def release_group(self) -> None:

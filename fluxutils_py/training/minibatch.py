@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -468,7 +469,7 @@ def _copy_values(out: Tensor, values: np.ndarray, background: bool) -> None:
     # Torch transposes, and converts halves, faster than NumPy, but on all cores.
     scattered = half or values.strides[-1] != values.itemsize
     if (scattered or not background) and _torch_takes(values):
-        writable = values if values.flags.writeable else np.asarray(_Writable(values))
+        writable = values if values.flags.writeable else _writable(values)
         out.copy_(torch.from_numpy(writable))
     else:
         np.copyto(out.numpy(), values, casting="unsafe")
@@ -502,17 +503,12 @@ def _torch_takes(values: np.ndarray) -> bool:
     return all(stride >= 0 and stride % size == 0 for stride in values.strides)
 
 
-class _Writable:
-    """Present the memory of a read-only array as writable, since torch warns about read-only
-    arrays.
-    """
-
-    def __init__(self, values: np.ndarray) -> None:
-        self.values = values  # keeps the memory alive
-        interface = dict(values.__array_interface__)
-        address, _ = interface["data"]
-        interface["data"] = (address, False)
-        self.__array_interface__ = interface
+def _writable(values: np.ndarray) -> np.ndarray:
+    """Return a view of a read-only array as writable, since torch warns about read-only arrays."""
+    address, _ = values.__array_interface__["data"]
+    interface = {**values.__array_interface__, "data": (address, False)}
+    # the values keep the memory alive
+    return np.asarray(SimpleNamespace(__array_interface__=interface, values=values))
 
 
 def detached(prediction: Any) -> Any:

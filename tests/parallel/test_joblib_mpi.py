@@ -53,8 +53,8 @@ def test_after_a_failure_no_further_task_begins(monkeypatch):
     done = []
     monkeypatch.setattr(joblib_mpi, "_shared", [lambda i=i: done.append(i) for i in range(5)])
     elsewhere = [Future() for _ in range(5)]
-    elsewhere[0].set_result(joblib_mpi.Outcome(True, b"failed on another rank"))
-    elsewhere[1].set_result(joblib_mpi.Outcome(False, b""))
+    elsewhere[0].set_result((True, b"failed on another rank"))
+    elsewhere[1].set_result((False, b""))
     executor = SimpleNamespace(submit=lambda task, i: elsewhere[i])
     found = joblib_mpi._run_tasks(executor, RankGroup(), 5)
     assert found == [(True, b"failed on another rank"), (False, b"")]

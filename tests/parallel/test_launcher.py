@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from fluxutils_py.parallel.launcher import alone, detect_launcher, launched, local_rank
+from fluxutils_py.parallel.launcher import alone, detect_launcher, local_rank
 
 VARIABLES = [
     "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "PMIX_RANK", "SLURM_STEP_NUM_TASKS",
@@ -66,19 +66,7 @@ def test_the_place_on_the_machine_is_known(monkeypatch, variables, rank):
     assert local_rank() == rank
 
 
-@pytest.mark.parametrize(
-    ("variables", "found"),
-    [
-        ({}, (None, 0, 1)),
-        ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "3"}, ("mpi", 3, 4)),
-        ({"PMI_SIZE": "2", "PMI_RANK": "1"}, ("mpi", 1, 2)),
-        ({"PMIX_RANK": "2", "SLURM_STEP_NUM_TASKS": "3"}, ("mpi", 2, 3)),
-        ({"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "2", "RANK": "1"}, ("torch", 1, 2)),
-    ],
-)
-def test_rank_and_number_of_ranks_are_known_in_child_processes_too(monkeypatch, variables, found):
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
+def test_other_threads_have_no_launcher(monkeypatch):
+    monkeypatch.setenv("PMI_SIZE", "2")
     with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(launched).result() == found
         assert pool.submit(detect_launcher).result() is None

@@ -105,5 +105,5 @@ def main(folder):
             COMM.allgather([str(w.message) for w in caught if w.category is RuntimeWarning]),
         )
     if COMM.rank == 0:
-        places = list(map(str, COMM.places))
+        places = [f"process {process} on {host}" for host, process in COMM.places]
         (folder / "found.json").write_text(json.dumps({"found": found, "places": places}))
