@@ -501,21 +501,21 @@ def test_the_rules_of_reading_see():
 # What is counted: the most that is allowed today, lowered by each change that lowers it, and the
 # most that is to be left.
 CEILINGS = {
-    "fit to the first update: files": (50, 36),
+    "fit to the first update: files": (36, 36),
     "fit to the first update: frames": (9, 9),
-    "fit to the first update: classes made": (36, 26),
-    "predict: files": (31, 24),
+    "fit to the first update: classes made": (26, 26),
+    "predict: files": (24, 24),
     "a step of a stream: files": (3, 3),
     "a step of a stream: calls": (8, 9),
-    "classes": (496, 380),
-    "arguments of SequenceRegressor": (37, 22),
+    "classes": (369, 380),
+    "arguments of SequenceRegressor": (22, 22),
     "arguments of Forecaster": (22, 22),
     "arguments of Estimator": (13, 13),
     "fields of Spec": (14, 14),
-    "public names at the top": (43, 40),
-    "public names without the guests'": (118, 100),
-    "tokens": (356_379, 300_000),
-    "tokens in ten lines": (86, 90),
+    "public names at the top": (40, 40),
+    "public names without the guests'": (100, 100),
+    "tokens": (344_740, 300_000),
+    "tokens in ten lines": (88, 90),
 }
 SLACK = {"tokens": 1000}  # by which a ceiling may lie above what is counted
 
