@@ -198,7 +198,7 @@ def within_callbacks(est: Any, fit: Callable[..., Result]) -> Callable[..., Resu
     """Return a fit that lets the callbacks of an estimator, if any, end whatever happens."""
     if not has_callbacks(est):
         return fit  # the way that a reader of a traceback follows
-    return lambda *arguments: run_with_callbacks(est, lambda: fit(*arguments))
+    return lambda *given, **named: run_with_callbacks(est, lambda: fit(*given, **named))
 
 
 def run_as_one_task(
