@@ -110,7 +110,7 @@ class Recur(nn.Module):
         self._marked: State | None = None
         self.trainable_init = bool(trainable_init)
         if self.trainable_init:
-            self.initial_state = nn.ParameterList(self._zero_state())
+            self.initial_state = _InitialState(self._zero_state())
 
     # -- what kind of module is inside -------------------------------------------------------------
 
@@ -364,6 +364,13 @@ class Recur(nn.Module):
         if isinstance(self.module, nn.RNNBase):
             # cuDNN wants the weights in one piece; copies and pickles make each by itself
             self.module.flatten_parameters()
+
+
+class _InitialState(nn.ParameterList):
+    """The trained initial state of a layer. Its text has shapes alone, so that types do not count."""
+
+    def extra_repr(self) -> str:
+        return ", ".join(str(tuple(p.shape)) for p in self)
 
 
 class _Ready(Recur):
