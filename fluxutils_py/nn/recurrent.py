@@ -367,7 +367,7 @@ class Recur(nn.Module):
 
 
 class _InitialState(nn.ParameterList):
-    """The trained initial state of a layer. Its text has shapes alone, so that types do not count."""
+    """The trained initial state of a layer. Its text has the shapes, and no types."""
 
     def extra_repr(self) -> str:
         return ", ".join(str(tuple(p.shape)) for p in self)
