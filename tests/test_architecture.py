@@ -514,7 +514,7 @@ CEILINGS = {
     "fields of Spec": (14, 14),
     "public names at the top": (40, 40),
     "public names without the guests'": (100, 100),
-    "tokens": (344_740, 300_000),
+    "tokens": (344_779, 300_000),
     "tokens in ten lines": (88, 90),
 }
 SLACK = {"tokens": 1000}  # by which a ceiling may lie above what is counted

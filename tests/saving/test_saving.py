@@ -17,6 +17,7 @@ from sklearn.pipeline import Pipeline, make_pipeline
 import fluxutils_py
 from fluxutils_py import (
     Estimator,
+    SequenceClassifier,
     SequenceImputer,
     SequenceRegressor,
     SequenceScaler,
@@ -26,7 +27,6 @@ from fluxutils_py import (
 from fluxutils_py.errors import LoadError
 from fluxutils_py.forecasting import Forecaster, forecaster_files
 from fluxutils_py.saving.saving import FORECASTER_KIND
-from tests.plain_networks import plain_classifier, plain_regressor
 
 F, N, T = 3, 7, 11
 X = np.random.default_rng(0).normal(2, 3, size=(F, N, T)).astype("f4")
@@ -86,13 +86,15 @@ def test_transformers_of_sequences_come_back(made, tmp_path):
 def test_pipelines_with_estimators_come_back(tmp_path):
     x, y = samples(X), samples(X[:1])
     pipe = make_pipeline(
-        SequenceImputer(), SequenceScaler(), plain_regressor(**SMALL, random_state=0)
+        SequenceImputer(), SequenceScaler(), SequenceRegressor(cell="lstm", **SMALL, random_state=0)
     ).fit(x, y)
     found = again(pipe, tmp_path)
     np.testing.assert_array_equal(found.predict(X), pipe.predict(X))
     np.testing.assert_array_equal(found.fit(x, y).predict(X), pipe.fit(x, y).predict(X))
     labels = np.array(["dry", "wet"])[np.arange(N) % 2]
-    classifier = make_pipeline(SequenceScaler(), plain_classifier(**SMALL)).fit(x, labels)
+    classifier = make_pipeline(SequenceScaler(), SequenceClassifier(cell="lstm", **SMALL)).fit(
+        x, labels
+    )
     np.testing.assert_array_equal(again(classifier, tmp_path).predict(x), classifier.predict(x))
 
 
@@ -104,7 +106,7 @@ def test_transformed_targets_come_back(tmp_path):
         {"transformer": preprocessing.StandardScaler()},
     ):
         inner = make_pipeline(
-            preprocessing.StandardScaler(), plain_regressor(**SMALL, random_state=0)
+            preprocessing.StandardScaler(), SequenceRegressor(cell="lstm", **SMALL, random_state=0)
         )
         made = TransformedTargetRegressor(inner, **settings).fit(x, y)
         np.testing.assert_array_equal(again(made, tmp_path).predict(x), made.predict(x))
@@ -148,7 +150,7 @@ def test_selected_columns_come_back(remainder, tmp_path):
 @pytest.mark.slow
 def test_of_a_search_the_best_comes_back(tmp_path):
     x, y = samples(X), samples(X[:1])
-    pipe = make_pipeline(SequenceScaler(), plain_regressor(**SMALL, random_state=0))
+    pipe = make_pipeline(SequenceScaler(), SequenceRegressor(cell="lstm", **SMALL, random_state=0))
     grid = {
         "sequenceregressor__hidden_size": [2, 3],
         "sequencescaler": [SequenceScaler(), "passthrough"],
@@ -181,7 +183,7 @@ def test_forecasters_come_back_in_their_own_format(tmp_path):
 
 @pytest.mark.slow
 def test_an_estimator_is_saved_as_by_its_own_method(tmp_path):
-    est = plain_regressor(**SMALL, random_state=0).fit(X, X[:1])
+    est = SequenceRegressor(cell="lstm", **SMALL, random_state=0).fit(X, X[:1])
     assert type(again(est, tmp_path)) is SequenceRegressor
     np.testing.assert_array_equal(
         SequenceRegressor.load(tmp_path / "file.pt").predict(X), est.predict(X)
