@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from fluxutils_py import SequenceRegressor, samples, timesteps
+from fluxutils_py import samples, timesteps
 from fluxutils_py.errors import SpecError
 from tests.plain_networks import LagClassifier, LagRegressor, plain_classifier, plain_regressor
 
@@ -205,7 +205,7 @@ def test_a_file_keeps_the_calibration(tmp_path):
     x, y = data(3)
     est = linear(interval=0.8).fit(x, y)
     est.save(tmp_path / "est")
-    loaded = SequenceRegressor.load(tmp_path / "est")
+    loaded = LagRegressor.load(tmp_path / "est")
     for a, b in zip(loaded.predict_interval(x), est.predict_interval(x), strict=True):
         assert np.array_equal(a, b)
     first, second = (e.stream(3, interval=0.8).step(x[:, :, 0]) for e in (loaded, est))

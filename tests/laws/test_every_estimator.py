@@ -19,11 +19,12 @@ from fluxutils_py import (
     net2vec,
 )
 from fluxutils_py.training import Checkpointer
-from tests.plain_networks import PLAIN
+from tests.plain_networks import plain_classifier, plain_regressor
 
 N, T = 37, 43
 EPOCHS = 12
-ALL = [Estimator, EstimatorRegressor, EstimatorClassifier, SequenceRegressor, SequenceClassifier]
+READY_MADE = (SequenceRegressor, SequenceClassifier)
+ALL = [Estimator, EstimatorRegressor, EstimatorClassifier, *READY_MADE]
 every = pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.__name__)
 LABELS = np.array(["down", "flat", "up"], object)
 X = np.random.default_rng(5).normal(size=(3, N, T))
@@ -48,11 +49,12 @@ def without(y, steps):
     return np.where(steps, None if y.dtype == object else np.nan, y)
 
 
-def as_of_0_1(kind):
-    """The settings of a plain network, for estimators that choose their own."""
-    if kind is SequenceClassifier:
-        return {**PLAIN, "class_weight": None}
-    return PLAIN if kind is SequenceRegressor else {}
+def of_a_plain_network(kind, **settings):
+    """An estimator of a plain network, also of a kind that chooses by itself."""
+    make = {SequenceRegressor: plain_regressor, SequenceClassifier: plain_classifier}.get(
+        kind, kind
+    )
+    return make(random_state=0, verbose=False, **settings)
 
 
 def fit(kind, x=X, y=None, weight=None, epochs=3, **settings):
@@ -61,7 +63,7 @@ def fit(kind, x=X, y=None, weight=None, epochs=3, **settings):
 
 
 def made(kind, **settings):
-    if kind in (SequenceRegressor, SequenceClassifier):  # a trial of 60 updates shows as much
+    if kind in READY_MADE:  # a trial of 60 updates shows as much
         settings = {"max_updates": 60, **settings}
     return kind(random_state=0, verbose=False, **settings)
 
@@ -83,7 +85,7 @@ class Start:
 @every
 def test_law_1_and_2_a_fit_is_back_propagation_through_whole_series(kind):
     start = Start()
-    est = fit(kind, **{**as_of_0_1(kind), "epochs": EPOCHS}, callbacks=start)
+    est = of_a_plain_network(kind, callbacks=start).fit(X, targets(kind), epochs=EPOCHS)
     cell, head = nn.LSTM(3, 32).double(), start.model[1]
     cell.load_state_dict(start.model[0].module.state_dict())
     params = [*cell.parameters(), *head.parameters()]
@@ -128,7 +130,7 @@ def test_law_3_chunks_equal_the_whole(kind):
 def test_law_4_and_5_steps_without_a_target_are_steps_without_weight(kind):
     y, odd = targets(kind), np.random.default_rng(1).random((N, T)) < 0.3
     missing = fit(kind, y=without(y, odd))
-    same = 1e-11 if as_of_0_1(kind) else 1e-12  # a closed form rounds more than a step
+    same = 1e-11 if kind in READY_MADE else 1e-12  # a closed form rounds more than a step
     assert (
         net2vec(fit(kind, weight=np.full((N, T), 7.0))) - net2vec(plain(kind))
     ).abs().max() < same
@@ -149,7 +151,7 @@ def test_law_8_a_fit_that_was_stopped_goes_on_bit_for_bit(kind, tmp_path):
             raise KeyboardInterrupt
 
     # without a trial, after which there may be no network
-    network = {"cell": "linear+lstm"} if as_of_0_1(kind) else {}
+    network = {"cell": "linear+lstm"} if kind in READY_MADE else {}
     with pytest.raises(KeyboardInterrupt):
         fit(kind, *short(kind), callbacks=[Checkpointer(tmp_path), fall], **network)
     found = fit(kind, *short(kind), callbacks=Checkpointer(tmp_path), **network)

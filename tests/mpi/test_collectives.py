@@ -121,6 +121,8 @@ def test_a_signal_to_mpirun_ends_training_on_all_ranks_after_a_whole_step(
     )
     command = [str(c) for c in (*mpirun_command, "-n", 2, python, program)]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    # by default, mpirun of Open MPI kills ranks that need more than a second, as on a busy machine
+    env["PRTE_MCA_odls_base_sigkill_timeout"] = "60"
     started = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
