@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -230,7 +229,7 @@ class ReadData:
     read_targets: Callable[[np.ndarray | None], Targets] | None = None
     is_fit: bool = False
 
-    def split(self, fraction: object, seed: int, few: int = 1) -> Split:
+    def split(self, fraction: float, seed: int, few: int = 1) -> Split:
         """Hold out a fraction of the series, or the last steps of up to ``few``."""
         # only labels can be split in proportion
         labels = None
@@ -617,7 +616,7 @@ class Split(NamedTuple):
 def hold_out(
     inputs: Inputs,
     targets: Targets,
-    fraction: object,
+    fraction: float,
     seed: int,
     labels: np.ndarray | None,
     few: int = 1,
@@ -642,15 +641,12 @@ def hold_out(
     Raises
     ------
     ValueError
-        If the fraction is not between 0 and 1, or leaves nothing to train on.
+        If it leaves nothing to train on.
     """
-    is_number = isinstance(fraction, numbers.Real) and not isinstance(fraction, bool)
-    if not is_number or not 0 < float(fraction) < 1:  # type: ignore[arg-type]
-        raise ValueError(f"validation_fraction must be a number between 0 and 1, got {fraction!r}")
     whole = counted or inputs.all_series()
     in_time = inputs.form == "timesteps" or len(whole) <= few
     n = whole.max_length if in_time else len(whole)
-    n_held = math.ceil(n * float(fraction))  # type: ignore[arg-type]
+    n_held = math.ceil(n * fraction)
     # rounded up, so that there is always something to validate on; training needs the rest
     if n_held >= n:
         raise ValueError(
