@@ -27,6 +27,9 @@ from fluxutils_py.nn import GRU, LSTM
 from fluxutils_py.nn.model_windows import run_window
 from fluxutils_py.optim import Clip
 
+# torch imports sympy with the first optimizer of a process, which adds a filter of warnings
+SGD([torch.zeros(1)], 0.1)
+
 N, T = 5, 12
 PLAIN = {"epochs": 2, "batchsize": 3, "seqsize": 5, "shuffle": True}
 
