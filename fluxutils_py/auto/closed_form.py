@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
 from fluxutils_py.errors import DataError
 from fluxutils_py.parallel import RankGroup
@@ -94,6 +95,14 @@ class ClosedFormHead(NamedTuple):
         errors = (self.targets - self.left_out).square()
         # not as a product, which rounds by where arrays lie in memory
         return float((self.weights * errors).sum() / self.weights.sum())
+
+    @property
+    def log_loss(self) -> float:
+        """Mean cross-entropy of the rows that were left out, for classes."""
+        weights = self.weights[:, 0]
+        labels = self.targets.argmax(1)
+        each = cross_entropy(self.temperature * self.left_out, labels, reduction="none")
+        return float((weights * each).sum() / weights.sum())
 
 
 def fit_closed_form(

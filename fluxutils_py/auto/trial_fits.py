@@ -13,7 +13,6 @@ import numpy as np
 from fluxutils_py.auto.calibrating import HeldOut
 from fluxutils_py.auto.choice_of_model import DataSize
 from fluxutils_py.auto.closed_form_fit import FixedTask, fit_fixed_parts
-from fluxutils_py.auto.closed_form_step import ClosedFormStep
 from fluxutils_py.auto.last_targets import steps_to_learn_from
 from fluxutils_py.errors import DataError, ShapeError, SpecError, warn
 from fluxutils_py.estimator.fit_data import FitData, spec_of_call, whole_batchsize
@@ -30,6 +29,8 @@ from fluxutils_py.nn.ready_made import LinearPlusNetwork
 from fluxutils_py.nn.states import reset
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.reporting.progress import say_stage
+from fluxutils_py.training.minibatch import TensorBatches
+from fluxutils_py.training.step_info import StepInfo
 from fluxutils_py.training.window_step import evaluate_windows
 
 TRIAL_FRACTION = 0.2
@@ -118,6 +119,7 @@ class ReadyMadeLoop(FitLoop):
             super().__init__(data, begun.ranks, rng)
         self.makes_updates = not is_closed_form(self.model)
         if not self.makes_updates:
+            self.step_fn = self._solve
             self.passes = [self.windows]
             self.epochs = 1
 
@@ -134,11 +136,22 @@ class ReadyMadeLoop(FitLoop):
         n_classes = None if classes is None else len(classes)
         groups = read_groups(self._groups, self.data.inputs)
         self.task = FixedTask(n_classes, self.data.codec.per_series, groups)
-        if not is_closed_form(self.model):
-            return super().new_step(ranks)
-        return ClosedFormStep(
-            self.model, self.data.loss, self.optimizer, comm=ranks, task=self.task
-        )
+        return super().new_step(ranks)
+
+    def _solve(self, windows: TensorBatches | None) -> StepInfo | None:
+        """Fit a model in closed form, which is its one step; the loss is that of rows that were
+        left out.
+        """
+        if windows is None:  # a rank that has taken the step waits for others
+            return None
+        reset(self.model)
+        head = fit_fixed_parts(self.model, windows, self.ranks, self.task)
+        assert head is not None
+        self.trainer.n_updates += 1
+        loss = head.squared_error if self.task.n_classes is None else head.log_loss
+        # to seven digits, as linear algebra rounds by the number of threads
+        loss = float(np.float32(loss))
+        return StepInfo(loss, len(head.left_out), {"alpha": float(head.alpha.mean())})
 
     def _attach_progress(self, progress: Any) -> None:
         super()._attach_progress(progress)

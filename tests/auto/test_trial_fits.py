@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from sklearn.metrics import log_loss
 
-from fluxutils_py import SequenceRegressor
+from fluxutils_py import SequenceClassifier, SequenceRegressor
 from fluxutils_py.estimator import fitting
 from fluxutils_py.estimator.fit_loop import FitLoop
 
@@ -57,3 +58,22 @@ def test_weights_are_scaled_to_each_part_anew():
     without = SequenceRegressor(random_state=0, **SHORT).fit(X, Y, weight)
     np.testing.assert_array_equal(with_trial.predict(X), without.predict(X))
     assert with_trial.loss_curve_ == without.loss_curve_
+
+
+@pytest.mark.parametrize("labels", [False, True])
+def test_a_closed_form_is_one_step_whose_loss_is_that_of_rows_left_out(labels):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2, 7, 30))
+    y = x.sum(0, keepdims=True) + rng.normal(size=(1, 7, 30))
+    if labels:
+        y = (x[:1] + 0.3 * y > 0).astype(int)
+        est = SequenceClassifier(cell="linear").fit(x, y)
+    else:
+        est = SequenceRegressor(cell="linear", scale_target=False).fit(x, y)
+    assert est.n_iter_ == est.fitted_parts_.n_steps == 1
+    assert not est.grad_.any()
+    if labels:
+        train_loss = log_loss(y.ravel(), est.predict_proba(x).reshape(2, -1).T)
+    else:
+        train_loss = np.square(y - est.predict(x)).mean()
+    assert train_loss < est.loss_curve_[0] < 2 * train_loss
