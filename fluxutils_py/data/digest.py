@@ -54,8 +54,8 @@ def digest_sample(
 
 
 def _evenly_spaced(last: int, places: int) -> list[int]:
-    spaced = np.linspace(0, last, places).astype(int)
-    return np.unique(spaced).tolist()  # fewer if there are fewer places
+    # fewer if there are fewer places
+    return sorted({i * last // (places - 1) for i in range(places)})
 
 
 def digest_weight(weight: SampleWeight | None, rows: Segments) -> str | None:

@@ -177,6 +177,13 @@ class Segments:
 
     def coverage_mask(self, series: slice, steps: slice) -> np.ndarray | None:
         """Return which steps of some series are in a row: bool (N, T), None if all."""
+        # the usual case, without a mask: consecutive series with these steps in common
+        common = self.common_series
+        first = self.common_start
+        if common is not None and first is not None:
+            has_series = common.start <= series.start and series.stop <= common.stop
+            if has_series and first <= steps.start and steps.stop <= first + self.min_length:
+                return None
         size = series.stop - series.start
         length = steps.stop - steps.start
         is_after = self.series >= series.start
@@ -184,12 +191,6 @@ class Segments:
         # within the window of steps
         begin = np.clip(here.start - steps.start, 0, length)
         end = np.clip(here.stop - steps.start, 0, length)
-        # the usual case, without a mask of all steps: one row per series, which covers all of them
-        n_different = len(np.unique(here.series))
-        lengths = end - begin
-        n_steps = lengths.sum()
-        if n_different == len(here) and n_steps == size * length:
-            return None
         # +1 where a row begins and -1 where it ends: the running sum counts the rows at a step
         shape = (size, length + 1)
         edges = np.zeros(shape, int)

@@ -377,12 +377,23 @@ def find_bounds(arrays: Sequence[SeriesArray], rows: Segments) -> Segments | Non
     """
     if any(s.kind == "int" or s.dtype.kind == "b" for s in arrays):
         return None
+    # most often: the first and the last step of each row have some
+    if rows.min_length > 0 and all(
+        _has_input(arrays, ends, 1).all() for ends in (rows, rows.last_steps())
+    ):
+        return None
     before = _count_empty(arrays, rows, backwards=False)
     left = Segments(rows.series, rows.start + before, rows.length - before)
     after = _count_empty(arrays, left, backwards=True)
-    if not (before.any() or after.any()):
-        return None
     return Segments(rows.series, left.start, left.length - after)
+
+
+def _has_input(arrays: Sequence[SeriesArray], rows: Segments, n: int) -> np.ndarray:
+    """Return which of the first ``n`` steps of each row have some input: bool (n, B)."""
+    has_input = np.zeros((n, len(rows)), bool)
+    for s in arrays:
+        has_input |= ~np.isnan(s.read(rows, 0, n)).all(-1)
+    return has_input
 
 
 def _count_empty(arrays: Sequence[SeriesArray], rows: Segments, backwards: bool) -> np.ndarray:
@@ -395,9 +406,7 @@ def _count_empty(arrays: Sequence[SeriesArray], rows: Segments, backwards: bool)
         n_steps = np.minimum(size, length - done)
         begin = rows.start[left] + (length - done - n_steps if backwards else done)
         part = Segments(rows.series[left], begin, n_steps)
-        has_input = np.zeros((int(n_steps.max()), len(left)), bool)
-        for s in arrays:
-            has_input |= ~np.isnan(s.read(part, 0, len(has_input))).all(-1)
+        has_input = _has_input(arrays, part, int(n_steps.max()))
         has_input &= np.arange(len(has_input))[:, None] < n_steps
         found = has_input.any(0)
         n_empty = has_input.argmax(0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import types
 import weakref
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -61,12 +60,17 @@ def deep_copy(model: nn.Module, shared: Sequence[Tensor] = ()) -> nn.Module:
     torch refuses to copy: they are detached in the copy.
     """
     memo: dict[int, Any] = {id(t): t for t in shared}
-    for m in model.modules():
+    modules = list(model.modules())
+    if all(m.state is None for m in modules if isinstance(m, Recur)):
+        twin = shallow_copy(model)  # several times faster than copying each attribute
+        if twin is not None:
+            for m in twin.modules():
+                for named in (m.named_parameters, m.named_buffers):
+                    for name, t in list(named(recurse=False, remove_duplicate=False)):
+                        setattr(m, name, copy.deepcopy(t, memo))
+            return twin
+    for m in modules:
         for value in vars(m).values():
-            if type(value) is OrderedDict and not value:
-                # of hooks: a dozen in each module, which take half of the time of a copy
-                memo[id(value)] = OrderedDict()
-                continue
             for t in _tensors_with_graph(value):
                 memo.setdefault(id(t), t.detach())
     twin = copy.deepcopy(model, memo)

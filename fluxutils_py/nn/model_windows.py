@@ -13,7 +13,14 @@ from torch import Tensor, nn
 
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.nn.copying import deep_copy, shallow_copy
-from fluxutils_py.nn.recurrent import Recur, unwrapped_recurrent
+from fluxutils_py.nn.recurrent import (
+    GRU,
+    LSTM,
+    RNN,
+    TORCH_LAYERS,
+    Recur,
+    unwrapped_recurrent,
+)
 from fluxutils_py.nn.states import recurrent_layers, reset
 from fluxutils_py.torch_private import version_of
 
@@ -28,6 +35,15 @@ OUTPUT_ALONE = (
 )
 
 TRIAL_STEPS = 3  # a first one, one that follows it, and one after that
+
+# a chain of these gives the same for a window as for its steps, and reset() knows its state
+STEPWISE = frozenset(
+    {
+        *(nn.Sequential, nn.Linear, nn.Identity, nn.Dropout, nn.Tanh, nn.Sigmoid),
+        *(nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Softplus),
+        *(LSTM, GRU, RNN),
+    }
+)
 
 # "steps", "windows" or "either" of the models that were tried out
 _modes: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
@@ -122,7 +138,7 @@ def window_mode(model: nn.Module, xs: Tensors) -> str:
         return mode
     mode = cached_window_mode(model)
     if mode is None:
-        mode = _modes[model] = _try_both(model, xs)
+        mode = _modes[model] = "either" if _is_stepwise(model, xs) else _try_both(model, xs)
     elif model not in _known_to_reset:
         _require_reset_of_declared(model, xs, mode)
         _known_to_reset.add(model)
@@ -171,6 +187,22 @@ def prediction_copy(model: nn.Module) -> nn.Module:
     if model in _modes:
         _modes[twin] = _modes[model]
     return twin
+
+
+def _is_stepwise(model: nn.Module, xs: Tensors) -> bool:
+    """Return whether a model is a chain of known layers that runs on a window; one that does not
+    is tried out, which tells why.
+    """
+    twin = None
+    # the layer inside an LSTM is its own affair
+    layers = [m for m in model.modules() if not isinstance(m, TORCH_LAYERS)]
+    if all(type(m) in STEPWISE for m in layers):
+        twin = shallow_copy(model, training=False)
+    if twin is None:
+        return False
+    with torch.no_grad():
+        outputs = _attempt(_run_whole, twin, [x[:TRIAL_STEPS] for x in xs])
+    return not isinstance(outputs, Exception) and all(y.dim() == 3 for y in outputs)
 
 
 def _try_both(model: nn.Module, xs: Tensors) -> str:
