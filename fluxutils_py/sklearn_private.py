@@ -33,21 +33,3 @@ class Scorer(NamedTuple):
             response_method=scorer._response_method,
             kwargs=scorer._kwargs,
         )
-
-
-class HtmlTables:
-    """Pass scikit-learn's HTML tables to ``_edit_params_table`` and ``_edit_fitted_table`` before
-    they are shown.
-
-    A table is a mapping of names to values, or to dicts with the ``"value"`` of an attribute, with
-    its content in ``data``; ``non_default`` holds the names of the parameters that the user has
-    set.
-    """
-
-    def _get_params_html(self, *args: Any, **kwargs: Any) -> Any:  # since 1.7
-        table = super()._get_params_html(*args, **kwargs)  # type: ignore[misc]  # BaseEstimator's
-        return self._edit_params_table(table)  # type: ignore[attr-defined]  # a subclass has it
-
-    def _get_fitted_attr_html(self, *args: Any, **kwargs: Any) -> Any:  # since 1.8
-        table = super()._get_fitted_attr_html(*args, **kwargs)  # type: ignore[misc]  # as above
-        return self._edit_fitted_table(table)  # type: ignore[attr-defined]  # a subclass has it

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import sklearn
-from sklearn.base import BaseEstimator
 from sklearn.metrics import get_scorer
 
 import fluxutils_py
@@ -31,8 +30,6 @@ def test_they_are_where_they_were():
     assert list(inspect.signature(sklearn_private._wrap_data_with_container).parameters) == [
         "method", "data_to_wrap", "original_input", "estimator",
     ]  # fmt: skip
-    assert hasattr(BaseEstimator, "_get_params_html") == (sklearn.__version__ >= "1.7")
-    assert hasattr(BaseEstimator, "_get_fitted_attr_html") == (sklearn.__version__ >= "1.8")
     function, greater_is_better, response, settings = Scorer.of(get_scorer("neg_log_loss"))
     assert (function.__name__, greater_is_better, response, settings) == (
         "log_loss",
@@ -46,7 +43,7 @@ def test_they_are_where_they_were():
 def test_no_other_file_uses_any():
     private = re.compile(
         r"from sklearn[\w.]*\._\w+ import|from sklearn[\w.]* import [^\n]*\b_\w|\b_(score_func|response_method|sign)\b"
-        r"|_get_params_html|_get_fitted_attr_html|_get_param_names|_validate_params|_parameter_constraints"
+        r"|_get_param_names|_validate_params|_parameter_constraints"
     )
     users = {f.name for f in PACKAGE.rglob("*.py") if private.search(f.read_text("utf-8"))}
     assert users == {"sklearn_private.py"}

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from fluxutils_py.estimator.fitted_parts import FittedParts
 from fluxutils_py.estimator.fitting import run_evaluate, run_fit
 from fluxutils_py.estimator.model_export import export
-from fluxutils_py.estimator.nested_parameters import HtmlReprMixin
+from fluxutils_py.estimator.nested_parameters import NestedParamsMixin
 from fluxutils_py.estimator.persistence import load_estimator, save_estimator
 from fluxutils_py.estimator.predicting import run_predict
 from fluxutils_py.estimator.scoring import run_score
@@ -31,7 +31,7 @@ from fluxutils_py.sklearn_callbacks import ATTRIBUTE, CallbackSupport, within_ca
 
 
 @explains_arguments
-class Estimator(CallbackSupport, HtmlReprMixin, BaseEstimator):
+class Estimator(CallbackSupport, NestedParamsMixin, BaseEstimator):
     """A stateful sequence model as a scikit-learn estimator, trained by truncated backpropagation
     through time.
 

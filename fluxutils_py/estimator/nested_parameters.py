@@ -8,7 +8,7 @@ import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from functools import partial
-from types import FunctionType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, Self
 
 from sklearn.base import clone
@@ -23,7 +23,6 @@ from fluxutils_py.estimator.building import (
     parameters_of,
 )
 from fluxutils_py.estimator.spec import NAMES, Spec, closest, spec_fields
-from fluxutils_py.sklearn_private import HtmlTables
 from fluxutils_py.training.make_optimizer import adamw
 from fluxutils_py.tree import children, is_sequence, rebuild
 
@@ -392,95 +391,6 @@ def _replace_in_object(value: Any, new: dict[str, Any]) -> Any:
     return made
 
 
-class HtmlReprMixin(NestedParamsMixin, HtmlTables):
-    """Makes scikit-learn's tables of parameters and fitted attributes readable for networks.
-
-    A cell holds 30 characters, so it shows modules, optimizers and partials by a short name. A
-    nested parameter comes after its argument, and counts as set by the user only if it differs from
-    the default of its class or function; scikit-learn would list all of them first, as set.
-    """
-
-    def _edit_params_table(self, table: Any) -> Any:
-        nested = self._nested_arguments()
-        # scikit-learn counts all nested parameters as set by the user
-        given = {name for name in table.non_default if not _is_inside(name, nested)}
-        for argument in nested:
-            given |= self._changed_inside(argument, table)
-        arguments = list(inspect.signature(type(self).__init__).parameters)
-
-        def sort_key(name: str) -> tuple[bool, int, bool]:
-            place = arguments.index(name.partition("__")[0])
-            return name not in given, place, "__" in name
-
-        table.data = {name: short_repr(table[name]) for name in sorted(table, key=sort_key)}
-        table.non_default = tuple(name for name in table if name in given)
-        return table
-
-    def _changed_inside(
-        self,
-        argument: str,
-        table: Mapping[str, Any],
-    ) -> set[str]:
-        """Return the full names of the parameters inside an argument that are no defaults."""
-        defaults = {f"{argument}__{k}": v for k, v in self._default_values(argument).items()}
-        # by repr, since arrays and tensors have no single truth value of ==
-        return {
-            name
-            for name in table
-            if name.startswith(f"{argument}__")
-            and (name not in defaults or repr(defaults[name]) != repr(table[name]))
-        }
-
-    def _default_values(self, argument: str) -> dict[str, Any]:
-        """Return the default values of the parameters inside an argument."""
-        value = getattr(self, argument)
-        if value is None:
-            return self._view_argument(argument).values
-        if argument == "spec":  # whatever its form
-            return view(Spec).values
-        origin = value.func if isinstance(value, partial) else value
-        return view(origin if callable(origin) else type(origin)).values
-
-    def _edit_fitted_table(self, table: Any) -> Any:
-        for cell in table.data.values():
-            cell["value"] = short_repr(cell["value"])
-        return table
-
-
 def _is_inside(name: str, arguments: list[str]) -> bool:
     argument, inside, _ = name.partition("__")
     return bool(inside) and argument in arguments
-
-
-class Unquoted:
-    """Text that is shown without quotes."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    def __repr__(self) -> str:
-        return self.text
-
-
-def short_repr(value: Any) -> Any:
-    """Return a value, or a short text for one with a long ``repr``."""
-    if isinstance(value, partial):
-        return Unquoted(_call_repr(value))
-    if isinstance(value, nn.Module) and list(value.children()):
-        sizes = [p.numel() for p in value.parameters() if not nn.parameter.is_lazy(p)]
-        return Unquoted(f"{type(value).__name__}, {sum(sizes):,} parameters")
-    if isinstance(value, Optimizer):
-        return Unquoted(f"{type(value).__name__}(lr={value.param_groups[0].get('lr')})")
-    if isinstance(value, type | FunctionType):
-        return Unquoted(value.__name__)
-    if isinstance(value, Spec):
-        return Unquoted("Spec(...)")  # its fields have separate rows
-    if isinstance(value, list) and any(isinstance(v, dict) for v in value):
-        return Unquoted(f"{len(value)} records")
-    return value
-
-
-def _call_repr(value: partial[Any]) -> str:
-    settings = [repr(v) for v in value.args]
-    settings += [f"{name}={short_repr(v)!r}" for name, v in value.keywords.items()]
-    return f"{short_repr(value.func)!r}({', '.join(settings)})"
