@@ -38,7 +38,7 @@ BLOCK_STEPS = 100  # of one series, which are left out together: neighbours rese
 
 
 @dataclass(frozen=True)
-class FixedTask:
+class ClosedFormTask:
     """What a model of fixed features is to predict, and which rows resemble one another.
 
     Attributes
@@ -121,8 +121,8 @@ class CountingRows(NamedTuple):
         return renumbered
 
 
-def fit_fixed_parts(
-    model: nn.Module, batches: TensorBatches, ranks: RankGroup, task: FixedTask
+def fit_closed_form_parts(
+    model: nn.Module, batches: TensorBatches, ranks: RankGroup, task: ClosedFormTask
 ) -> ClosedFormHead | None:
     """Set all that a model learns in closed form, in passes over windows: scales, biases, heads.
 
@@ -135,7 +135,7 @@ def fit_fixed_parts(
         Windows of the training data; this rank's part of them.
     ranks : RankGroup
         Those that have the other parts; all get the same model.
-    task : FixedTask
+    task : ClosedFormTask
 
     Returns
     -------
@@ -164,7 +164,7 @@ def _fit_part(
     part: ClosedFormModel,
     batches: TensorBatches,
     ranks: RankGroup,
-    task: FixedTask,
+    task: ClosedFormTask,
     counting: CountingRows,
 ) -> ClosedFormHead:
     for layer in part.layers:
@@ -284,7 +284,7 @@ def _learn_biases(
 def _rows(
     part: ClosedFormModel,
     batches: TensorBatches,
-    task: FixedTask,
+    task: ClosedFormTask,
     counting: CountingRows,
     share: Tensor,
 ) -> Iterator[Rows]:

@@ -12,10 +12,10 @@ import numpy as np
 
 from fluxutils_py.auto.calibrating import HeldOut
 from fluxutils_py.auto.choice_of_model import DataSize
-from fluxutils_py.auto.closed_form_fit import FixedTask, fit_fixed_parts
+from fluxutils_py.auto.closed_form_fit import ClosedFormTask, fit_closed_form_parts
 from fluxutils_py.auto.last_targets import steps_to_learn_from
 from fluxutils_py.errors import DataError, ShapeError, SpecError, warn
-from fluxutils_py.estimator.fit_data import FitData, spec_of_call, whole_batchsize
+from fluxutils_py.estimator.fit_data import FitData, spec_of_call, total_batchsize
 from fluxutils_py.estimator.fit_loop import FitLoop
 from fluxutils_py.estimator.fitted_parts import FitChoice
 from fluxutils_py.estimator.fitting import BegunFit, begun_fit, no_groups, train
@@ -34,7 +34,7 @@ from fluxutils_py.training.step_info import StepInfo
 from fluxutils_py.training.window_step import evaluate_windows
 
 TRIAL_FRACTION = 0.2
-FEW_SERIES = 9  # of which a trial holds out the ends, not whole ones
+MAX_IN_TIME = 9  # of which a trial holds out the ends, not whole ones
 CLEARLY = 0.97  # of the loss of the linear model, below which a network is worth it
 GAINS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
@@ -135,7 +135,7 @@ class ReadyMadeLoop(FitLoop):
         classes = self.data.codec.classes
         n_classes = None if classes is None else len(classes)
         groups = read_groups(self._groups, self.data.inputs)
-        self.task = FixedTask(n_classes, self.data.codec.per_series, groups)
+        self.task = ClosedFormTask(n_classes, self.data.codec.per_series, groups)
         return super().new_step(ranks)
 
     def _solve(self, windows: TensorBatches | None) -> StepInfo | None:
@@ -145,7 +145,7 @@ class ReadyMadeLoop(FitLoop):
         if windows is None:  # a rank that has taken the step waits for others
             return None
         reset(self.model)
-        head = fit_fixed_parts(self.model, windows, self.ranks, self.task)
+        head = fit_closed_form_parts(self.model, windows, self.ranks, self.task)
         assert head is not None
         self.trainer.n_updates += 1
         loss = head.squared_error if self.task.n_classes is None else head.log_loss
@@ -168,7 +168,7 @@ class ReadyMadeLoop(FitLoop):
         if any(closed_form_parts(self.model)):
             say_stage(verbose, ranks, "fitting the linear model, then the network")
         if takes_gaps(self.model):
-            fit_fixed_parts(self.model, self.windows, ranks, self.task)
+            fit_closed_form_parts(self.model, self.windows, ranks, self.task)
 
 
 def read_groups(groups: object, inputs: Inputs) -> np.ndarray | None:
@@ -215,7 +215,7 @@ def _choice_after_trial(
     They are the last fifth of few series, or a fifth of many. Where the network adds nothing, the
     choice is the linear model alone.
     """
-    held_out, loop = fit_of_part(begun, settings, FEW_SERIES, groups)
+    held_out, loop = fit_of_part(begun, settings, MAX_IN_TIME, groups)
     assert held_out.validation is not None
     model = loop.model
     ranks = begun.ranks
@@ -257,15 +257,15 @@ def _calibration_by_trial(
         return None
     line = "fitting on a part, to calibrate the interval on the rest"
     say_stage(settings.verbose, begun.ranks, line)
-    few = FEW_SERIES
+    max_in_time = MAX_IN_TIME
     if begun.data.targets.per_series:
-        few = 0  # the end of a series has its target: whole series are held out
+        max_in_time = 0  # the end of a series has its target: whole series are held out
         if begun.data.inputs.N < 2:
             raise DataError(
                 "interval: one series with one target cannot be held out; give more series, or "
                 "validation_data"
             )
-    held_out, loop = fit_of_part(begun, settings, few, groups)
+    held_out, loop = fit_of_part(begun, settings, max_in_time, groups)
     assert held_out.validation is not None
     whole = held_out.inputs.segments()
     part = HeldOut(held_out.validation, whole, held_out.codec, held_out.spec)
@@ -273,7 +273,7 @@ def _calibration_by_trial(
 
 
 def fit_of_part(
-    begun: BegunFit, settings: Settings, few: int, groups: object = None
+    begun: BegunFit, settings: Settings, max_in_time: int, groups: object = None
 ) -> tuple[FitData, FitLoop]:
     """Fit a model on all but the last fifth of few series, or a fifth of many.
 
@@ -282,8 +282,8 @@ def fit_of_part(
     """
     trial = replace(settings, callbacks=None, verbose=False)
     spec = replace(spec_of_call(trial, begun.epochs, begun.data.is_fit), patience=None)
-    batchsize = whole_batchsize(trial, begun.ranks.size, begun.saved)
-    split = begun.data.split(TRIAL_FRACTION, begun.seed, few)
+    batchsize = total_batchsize(trial, begun.ranks.size, begun.saved)
+    split = begun.data.split(TRIAL_FRACTION, begun.seed, max_in_time)
     held_out = begun.data.cut(trial, spec, batchsize, split)
     fitted = replace(held_out, validation=None)
     loop = ReadyMadeLoop(begun, fitted, groups, np.random.default_rng(begun.seed))

@@ -439,8 +439,8 @@ class Estimator(CallbackSupport, NestedParamsMixin, BaseEstimator):
             Output of each step: "predict"; for classifiers also "predict_proba",
             "predict_log_proba" and "decision_function".
         interval : float, optional
-            Share of truths that are to lie between two ends, such as 0.9. ``step`` then returns
-            ``prediction, low, high``, and ``observe(y)`` takes in the truth (G, N) of the oldest
+            Share of targets that are to lie between two ends, such as 0.9. ``step`` then returns
+            ``prediction, low, high``, and ``observe(y)`` takes in the target (G, N) of the oldest
             step that waits for it, at once or many steps later. The ends follow the residuals of
             each series, so that the share holds under drift.
         alarm : bool or int
@@ -453,8 +453,8 @@ class Estimator(CallbackSupport, NestedParamsMixin, BaseEstimator):
             start from: the series of the stream if there are ``n_series``, else any. None: what a
             fit with ``interval`` held out. An alarm can do without.
         learn : bool or float
-            Whether the stream learns: ``learn(x, y)`` predicts and takes in the truth, or ``step``
-            and later ``observe(y)`` do, and each truth makes an update of the stream's own copy of
+            Whether the stream learns: ``learn(x, y)`` predicts and takes in the target, or ``step``
+            and later ``observe(y)`` do, and each target makes an update of the stream's own copy of
             the model, with the loss, the kind of optimizer and the ``clip`` of the fit. A number is
             the highest learning rate; True: a hundredth of that with which the fit began. See the
             notes.
@@ -463,7 +463,7 @@ class Estimator(CallbackSupport, NestedParamsMixin, BaseEstimator):
             :func:`fluxutils_py.namedparams` has them; or ``freeze(name, parameter)``, which returns
             whether it is held still. What the fit held still does not learn anyway.
         delay : int, optional
-            By how many steps a truth may be late; more steps that wait for theirs are an error.
+            By how many steps a target may be late; more steps that wait for theirs are an error.
             None: 10,000.
 
         Returns
@@ -488,7 +488,7 @@ class Estimator(CallbackSupport, NestedParamsMixin, BaseEstimator):
         gradient is exact, as with ``gradient="exact"`` of :class:`Spec`, and costs the same at each
         step; else it is that of the last ``seqsize`` steps, which are computed again (64, if
         ``seqsize`` is None). The model is in evaluation mode: no dropout, no noise. The optimizer
-        begins without memory, its rates stay, and every truth is an update, whatever
+        begins without memory, its rates stay, and every target is an update, whatever
         ``accumulate`` is. Weights of classes do not count. The state holds all of this.
         """
         watch = Watch(interval, alarm, calibration, learn, freeze, delay)

@@ -178,7 +178,7 @@ def _classes(
     rows = inputs.own(inputs.segments())
     burn_in = read_spec(settings.spec).burn_in
 
-    def find_own_classes() -> tuple[np.ndarray, int]:
+    def find_local_classes() -> tuple[np.ndarray, int]:
         labels = read_labels(y, inputs)
         if labels.shape[1:] == (inputs.N, inputs.T):
             return find_classes(labels, weight, rows.without_first(burn_in))
@@ -189,7 +189,7 @@ def _classes(
             counts &= weight.read(rows.last_steps(), 0, 1)[0] > 0
         return find_classes(labels[:, counts], None)
 
-    classes = check_classes(*reader.classes(find_own_classes, inputs))
+    classes = check_classes(*reader.classes(find_local_classes, inputs))
     return weighted_classes(settings.class_weight, classes)
 
 
@@ -229,13 +229,15 @@ class ReadData:
     read_targets: Callable[[np.ndarray | None], Targets] | None = None
     is_fit: bool = False
 
-    def split(self, fraction: float, seed: int, few: int = 1) -> Split:
-        """Hold out a fraction of the series, or the last steps of up to ``few``."""
+    def split(self, fraction: float, seed: int, max_in_time: int = 1) -> Split:
+        """Hold out a fraction of the series, or the last steps of up to ``max_in_time``."""
         # only labels can be split in proportion
         labels = None
         if self.classes is not None:
             labels = _labels_of_series(self.inputs, self.targets, self.reader)
-        return hold_out(self.inputs, self.targets, fraction, seed, labels, few, self.counted)
+        return hold_out(
+            self.inputs, self.targets, fraction, seed, labels, max_in_time, self.counted
+        )
 
     def cut(
         self, settings: Settings, spec: Spec, batchsize: int, split: Split | None = None
@@ -619,7 +621,7 @@ def hold_out(
     fraction: float,
     seed: int,
     labels: np.ndarray | None,
-    few: int = 1,
+    max_in_time: int = 1,
     counted: Segments | None = None,
 ) -> Split:
     """Hold out random series, or the last steps of a single series and of ``timesteps``.
@@ -644,7 +646,7 @@ def hold_out(
         If it leaves nothing to train on.
     """
     whole = counted or inputs.all_series()
-    in_time = inputs.form == "timesteps" or len(whole) <= few
+    in_time = inputs.form == "timesteps" or len(whole) <= max_in_time
     n = whole.max_length if in_time else len(whole)
     n_held = math.ceil(n * fraction)
     # rounded up, so that there is always something to validate on; training needs the rest
@@ -705,7 +707,7 @@ def _can_stratify(labels: np.ndarray, n_held: int) -> bool:
 # -- how many series a minibatch has ---------------------------------------------------------------
 
 
-def whole_batchsize(
+def total_batchsize(
     settings: Settings, n_ranks: int, saved: Mapping[str, Any] | None = None
 ) -> int:
     """Return the number of series in a minibatch over all ranks.
@@ -748,7 +750,7 @@ def describe_minibatches(settings: Settings, windows: SequenceWindows, n_ranks: 
     """Return a line such as ``4 ranks train on minibatches of 32 series, 8 on each rank``; None
     where it goes without saying.
     """
-    resumed = windows.batchsize != whole_batchsize(settings, n_ranks)
+    resumed = windows.batchsize != total_batchsize(settings, n_ranks)
     if n_ranks == 1 and not resumed:
         return None
     rows = windows.segments

@@ -25,7 +25,7 @@ from fluxutils_py.estimator.fit_data import (
     ReadData,
     read_data,
     spec_of_call,
-    whole_batchsize,
+    total_batchsize,
 )
 from fluxutils_py.estimator.fit_loop import FitLoop, cut_for_model, publish
 from fluxutils_py.estimator.fit_warnings import (
@@ -39,7 +39,11 @@ from fluxutils_py.estimator.fit_warnings import (
 )
 from fluxutils_py.estimator.fitted_parts import FittedParts, SeriesEstimator, input_schema
 from fluxutils_py.estimator.resuming import restore_newest, saved_minibatch_size, with_checkpoints
-from fluxutils_py.estimator.same_fit import course_of_fit, require_same_fit, require_same_inputs
+from fluxutils_py.estimator.same_fit import (
+    collective_settings,
+    require_same_fit,
+    require_same_inputs,
+)
 from fluxutils_py.estimator.spec import Settings, read_spec
 from fluxutils_py.inputs.inputs import Schema
 from fluxutils_py.inputs.sharded_data import sharded_reader
@@ -101,7 +105,7 @@ class BegunFit:
         """Cut the data into the windows of a fit, and of its validation, if there is any."""
         data = self.data
         spec = spec_of_call(settings, self.epochs, data.is_fit)
-        batchsize = whole_batchsize(settings, self.ranks.size, self.saved)
+        batchsize = total_batchsize(settings, self.ranks.size, self.saved)
         split = None
         if settings.early_stopping and data.is_fit and data.validation_data is None:
             split = data.split(settings.validation_fraction, self.seed)
@@ -146,7 +150,7 @@ def begun_fit(
         if not ranks.is_single:
             hooks = [*callbacks, *hooks_of(est)]
             with_hooks = replace(settings, callbacks=hooks)
-            ranks.require_equal(course_of_fit(with_hooks, earlier is not None, epochs))
+            ranks.require_equal(collective_settings(with_hooks, earlier is not None, epochs))
         require_gradients("fit")
         rng, seed = _randomness(settings, parts, ranks)
         # before data are read, as it decides how they are cut
@@ -456,7 +460,7 @@ def run_evaluate(
             reader=sharded_reader(ranks) if sharded else SeriesReader(),
             earlier=parts.codec,
         )
-        data = read.cut(settings, spec, whole_batchsize(settings, ranks.size))
+        data = read.cut(settings, spec, total_batchsize(settings, ranks.size))
         if not (sharded or ranks.is_single):
             require_same_inputs(ranks, data.inputs)
         data = cut_for_model(data, est.model_)

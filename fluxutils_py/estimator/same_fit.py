@@ -71,7 +71,7 @@ def _require_same_data(loop: FitLoop, identity: dict[str, str]) -> None:
         ) from None
 
 
-def course_of_fit(settings: Settings, resume: bool, epochs: int | None) -> dict[str, Any]:
+def collective_settings(settings: Settings, resume: bool, epochs: int | None) -> dict[str, Any]:
     """Return what decides which collective calls a fit makes before :func:`require_same_fit`."""
     # the hooks of the fit itself do not exist yet
     hooks = Hooks()

@@ -7,7 +7,7 @@ from sklearn.linear_model import Ridge
 
 from fluxutils_py import reset
 from fluxutils_py.auto.closed_form import Rows, fit_closed_form
-from fluxutils_py.auto.closed_form_fit import FixedTask, fit_fixed_parts
+from fluxutils_py.auto.closed_form_fit import ClosedFormTask, fit_closed_form_parts
 from fluxutils_py.data import SampleWeight, SequenceWindows
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.inputs import as_series
@@ -49,7 +49,7 @@ def fitted(model, *args, **settings):
     per_series = settings.pop("per_series", False)
     n_classes = settings.pop("n_classes", None)
     made = batches(*args, **settings)
-    head = fit_fixed_parts(model, made, RankGroup(), FixedTask(n_classes, per_series))
+    head = fit_closed_form_parts(model, made, RankGroup(), ClosedFormTask(n_classes, per_series))
     return model, head
 
 

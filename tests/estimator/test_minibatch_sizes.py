@@ -10,7 +10,7 @@ from fluxutils_py.errors import SpecError
 from fluxutils_py.estimator.fit_data import (
     describe_minibatches,
     minibatch_size,
-    whole_batchsize,
+    total_batchsize,
 )
 
 
@@ -20,7 +20,7 @@ def settings_of(scaling, batchsize):
 
 
 def size(scaling="weak", batchsize=8, n_ranks=1, saved=None):
-    return whole_batchsize(settings_of(scaling, batchsize), n_ranks, saved)
+    return total_batchsize(settings_of(scaling, batchsize), n_ranks, saved)
 
 
 def saved(scaling="weak", batchsize=8, n_ranks=1, saved=None):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fluxutils_py.estimator.same_fit import course_of_fit, require_same_inputs
+from fluxutils_py.estimator.same_fit import collective_settings, require_same_inputs
 from fluxutils_py.inputs.inputs import Schema, read_inputs
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.training import Checkpointer
@@ -11,12 +11,12 @@ from tests.plain_networks import plain_regressor
 
 def test_the_course_of_a_fit_depends_on_its_epochs_and_hooks(tmp_path):
     est = plain_regressor(epochs=7, early_stopping=True, patience=3)
-    course = course_of_fit(est.resolved_params(), False, None)
+    course = collective_settings(est.resolved_params(), False, None)
     assert course["epochs"] == 7
     assert course["patience"] == 3
-    assert course_of_fit(est.resolved_params(), False, 2)["epochs"] == 2
+    assert collective_settings(est.resolved_params(), False, 2)["epochs"] == 2
     est.set_params(callbacks=Checkpointer(tmp_path))
-    assert course_of_fit(est.resolved_params(), False, None) != course
+    assert collective_settings(est.resolved_params(), False, None) != course
 
 
 def test_one_rank_has_the_inputs_of_all():

@@ -31,7 +31,7 @@ def check_level(name: str, value: object) -> float:
     is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
     if not is_number or not 0 < float(value) < 1:  # type: ignore[arg-type]
         raise SpecError(
-            f"{name} must be a share between 0 and 1, such as 0.9, that is to hold the truth; got "
+            f"{name} must be a share between 0 and 1, such as 0.9, that is to hold the target; got "
             f"{value!r}"
         )
     return float(value)  # type: ignore[arg-type]
@@ -45,7 +45,7 @@ class Calibration:
     ----------
     errors : ndarray of shape (G, M, S)
         Truth minus prediction, of M series and S steps, in the order of time; of classifiers 1
-        minus the probability of the label, with G = 1. NaN where there is no truth.
+        minus the probability of the label, with G = 1. NaN where there is no target.
     of_every_series : bool
         Whether these are the ends of all series of the fit, in their order, not whole ones.
     """
@@ -60,7 +60,7 @@ class Calibration:
         Raises
         ------
         DataError
-            If no step has a truth.
+            If no step has a target.
         """
         kept = errors[:, :, -MOST_STEPS:]
         n_series = max(1, MOST_SCORES // (kept.shape[0] * kept.shape[2]))
@@ -106,13 +106,13 @@ def conformal_quantile(scores: np.ndarray, level: float) -> float:
 
 
 class AdaptiveInterval:
-    """How far below and above the prediction the next truth of each series lies, kept up to date
+    """How far below and above the prediction the next target of each series lies, kept up to date
     by the residuals seen so far.
 
     The interval is ``prediction + offset -+ scale * exp(log_width)``. ``offset`` and ``scale`` are
     running robust means of residuals and of their deviations; ``log_width`` grows by ``rate *
-    level`` after a truth outside, and shrinks by ``rate * (1 - level)`` after one inside, where
-    ``rate`` is ``RATE``, or less if truths come late. So the share of truths inside differs from
+    level`` after a target outside, and shrinks by ``rate * (1 - level)`` after one inside, where
+    ``rate`` is ``RATE``, or less if targets come late. So the share of targets inside differs from
     the level after T steps by the change of ``log_width`` over ``rate * T``, whatever the series
     does.
 
@@ -146,7 +146,7 @@ class AdaptiveInterval:
             for n, of_series in enumerate(of_output):
                 where = n if is_own else slice(None)
                 known = of_series[~np.isnan(of_series)]
-                # a series without any truth starts as all others
+                # a series without any target starts as all others
                 known = known if len(known) else errors[g][~np.isnan(errors[g])]
                 self.values[:, g, where] = np.reshape(
                     _initial_values(known, self.level), (4,) + (1,) * (not is_own)
@@ -217,7 +217,7 @@ class AdaptiveInterval:
     def _set_band(self) -> None:
         offset, scale, log_width, _ = self.values
         width = scale * np.exp(log_width)
-        # new arrays: predictions whose truth is missing keep theirs
+        # new arrays: predictions whose target is missing keep theirs
         self.below = width - offset
         self.above = width + offset
 

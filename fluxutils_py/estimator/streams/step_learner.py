@@ -1,4 +1,4 @@
-"""Learn from the truths of a stream, one step after another."""
+"""Learn from the targets of a stream, one step after another."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ class Learning(NamedTuple):
     freeze: Freeze = None
 
 
-# A step that waits for its truth: its inputs (F, N), which series (N,) are learnt from, None if all
+# A step without its target yet: its inputs (F, N), which series (N,) are learnt from, None if all
 # are, and which begin anew at this step, None if none does.
-_Lesson = tuple[np.ndarray, np.ndarray | None, np.ndarray | None]
+_PendingStep = tuple[np.ndarray, np.ndarray | None, np.ndarray | None]
 
 
 class StepLearner:
-    """Updates a copy of a fitted model from the truth of one step of a stream after another.
+    """Updates a copy of a fitted model from the target of one step of a stream after another.
 
-    The copy walks behind the stream: its state is that before the oldest step whose truth has not
-    come. With a truth it makes this step once more, in evaluation mode, and an update follows: by
+    The copy walks behind the stream: its state is that before the oldest step whose target has not
+    come. With a target it makes this step once more, in evaluation mode, and an update follows: by
     exact gradients of all of the past if all recurrent layers with parameters are diagonal, else by
     truncated ones of the last ``seqsize`` steps.
 
@@ -105,20 +105,20 @@ class StepLearner:
             self._masks_outputs = self._loss.elementwise
             self._of_classes = self._loss.classes
         self._past: deque[Tensor] = deque()  # inputs before the oldest step that waits
-        self._waiting: deque[_Lesson] = deque()
+        self._waiting: deque[_PendingStep] = deque()
         self._fresh: np.ndarray | None = None  # series that begin anew at the next step
 
     # -- steps -------------------------------------------------------------------------------------
 
     def note(self, x: np.ndarray, gap: np.ndarray | None) -> None:
-        """Keep a copy of the inputs (F, N) of a step until its truth comes; ``gap`` marks series
+        """Keep a copy of the inputs (F, N) of a step until its target comes; ``gap`` marks series
         without any.
         """
         self._waiting.append((x.copy(), None if gap is None else ~gap, self._fresh))
         self._fresh = None
 
-    def observe(self, truth: np.ndarray) -> None:
-        """Learn from the truth (G, N) of the oldest step that waits; NaN where it is unknown.
+    def observe(self, y_true: np.ndarray) -> None:
+        """Learn from the target (G, N) of the oldest step that waits; NaN where it is unknown.
 
         Raises
         ------
@@ -129,12 +129,12 @@ class StepLearner:
         if fresh is not None:
             self._begin_anew(fresh)
         if live is not None:
-            truth = np.where(live, truth, np.nan)
+            y_true = np.where(live, y_true, np.nan)
         xs = to_tensor(x.T[None], self._dtype, self._device)  # (1, N, F)
-        known = ~np.isnan(truth.T[None])  # (1, N, G)
+        known = ~np.isnan(y_true.T[None])  # (1, N, G)
         if not self._masks_outputs:
             known[:] = known.all(-1, keepdims=True)
-        batch = self._window(xs, self._as_target(truth, known), known)
+        batch = self._window(xs, self._as_target(y_true, known), known)
         # cuDNN computes no gradients in evaluation mode
         on_gpu = self._device.type == "cuda"
         without = torch.backends.cudnn.flags(enabled=False) if on_gpu else nullcontext()
@@ -144,9 +144,9 @@ class StepLearner:
         if len(self._past) == self._n_steps:
             self._past.popleft()
 
-    def _as_target(self, truth: np.ndarray, known: np.ndarray) -> Tensor:
-        """Return a truth (G, N) as the loss takes it, (1, N, G), zeros where it is unknown."""
-        y = np.where(known, truth.T[None], 0)
+    def _as_target(self, y_true: np.ndarray, known: np.ndarray) -> Tensor:
+        """Return a target (G, N) as the loss takes it, (1, N, G), zeros where it is unknown."""
+        y = np.where(known, y_true.T[None], 0)
         if self._of_classes:
             return torch.from_numpy(y.astype(np.int64)).to(self._device)
         if self._scale is not None:
@@ -188,7 +188,7 @@ class StepLearner:
         restore(self.model, states)
 
     def reset(self, series: np.ndarray | None) -> None:
-        """Start all series anew, or some. What was learnt stays; truths of earlier steps of these
+        """Start all series anew, or some. What was learnt stays; targets of earlier steps of these
         series are not learnt from.
         """
         if series is not None:
@@ -213,7 +213,7 @@ class StepLearner:
             "optimizer": self._optimizer.state_dict(),
             "step": self._step.state_dict(),
             "past": list(self._past),
-            "waiting": [tuple(map(_as_tensor, lesson)) for lesson in self._waiting],
+            "waiting": [tuple(map(_as_tensor, step)) for step in self._waiting],
             "fresh": _as_tensor(self._fresh),
         }
         file = io.BytesIO()

@@ -116,7 +116,7 @@ def stream(
     learning = watch.learning
     if learning is not None and parts.of_targets:
         raise SpecError(
-            "learn: truths come in the units of the stream, and a TransformedTargetRegressor "
+            "learn: targets come in the units of the stream, and a TransformedTargetRegressor "
             "cannot turn those of single steps into its own; scale targets by scale_target=True "
             "of SequenceRegressor"
         )
@@ -200,7 +200,7 @@ class EstimatorStream:
     est, n_series, state, method
         See ``Estimator.stream``.
     learning : Learning, optional
-        Makes the stream learn from truths that :meth:`take_truth` gets.
+        Makes the stream learn from targets that :meth:`take_target` gets.
 
     Attributes
     ----------
@@ -268,7 +268,7 @@ class EstimatorStream:
         self._native = self.native_step()
 
     def _may_be_native(self) -> bool:
-        # parameters that change with each truth would be packed anew at each step
+        # parameters that change with each target would be packed anew at each step
         return self._learner is None and len(self._shapes) == 1 and self._dtype in TYPES
 
     def _load(self, state: Sequence[Tensor] | None) -> None:
@@ -387,12 +387,12 @@ class EstimatorStream:
             y = transform(y)
         return np.array(y[0].T)  # a copy, since an output may share memory with the state
 
-    def take_truth(self, truth: np.ndarray) -> None:
-        """Learn from the truth (G, N) of the oldest step that has none yet, NaN where it is
+    def take_target(self, y_true: np.ndarray) -> None:
+        """Learn from the target (G, N) of the oldest step that has none yet, NaN where it is
         unknown; labels by their places.
         """
         if self._learner is not None:
-            self._learner.observe(truth)
+            self._learner.observe(y_true)
 
     @property
     def state(self) -> list[Tensor]:
@@ -473,9 +473,9 @@ class PipelineStream:
                 x = each.step(x)
             return self._last.step(x)
 
-    def take_truth(self, truth: np.ndarray) -> None:
-        """Learn as :meth:`EstimatorStream.take_truth` does."""
-        self._last.take_truth(truth)
+    def take_target(self, y_true: np.ndarray) -> None:
+        """Learn as :meth:`EstimatorStream.take_target` does."""
+        self._last.take_target(y_true)
 
     @property
     def state(self) -> list[Tensor]:

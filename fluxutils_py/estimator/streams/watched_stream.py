@@ -1,4 +1,4 @@
-"""Streams that take in the truth: intervals around predictions, alarms, and learning."""
+"""Streams that take in the target: intervals around predictions, alarms, and learning."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fluxutils_py.nn.parameters import Freeze
 from fluxutils_py.nn.precision import undisturbed
 from fluxutils_py.validation import check_integer, check_positive
 
-MOST_PENDING = 10_000  # steps that may wait for their truth
+MOST_PENDING = 10_000  # steps that may wait for their target
 N_OWN = 4  # tensors behind those of the model in a state
 
 Ends = tuple[np.ndarray, np.ndarray]
@@ -53,7 +53,7 @@ class Watch(NamedTuple):
 
     @property
     def compares(self) -> bool:
-        """Whether predictions are compared with their truths."""
+        """Whether predictions are compared with their targets."""
         return self.interval is not None or self.alarm is not False
 
     @property
@@ -68,7 +68,7 @@ class Watch(NamedTuple):
 
     @property
     def most_pending(self) -> int:
-        """Number of steps that may wait for their truth."""
+        """Number of steps that may wait for their target."""
         if self.delay is None:
             return MOST_PENDING
         return check_integer("delay", self.delay, 0, error=SpecError) + 1
@@ -113,7 +113,7 @@ def watched_stream(
     is_in_units : bool
         Whether the estimator predicts in the units of the stream.
     """
-    n_outputs = _count_truths(estimator, watch)
+    n_outputs = _count_outputs(estimator, watch)
     live = plain(None)
     n_of_model = len(live.state)
     given = None if state is None else list(state)
@@ -137,13 +137,13 @@ def watched_stream(
     return watched
 
 
-def _count_truths(estimator: Any, watch: Watch) -> int:
-    """Return how many numbers the truth of a step has for each series.
+def _count_outputs(estimator: Any, watch: Watch) -> int:
+    """Return how many numbers the target of a step has for each series.
 
     Raises
     ------
     SpecError
-        If the stream cannot compare its steps with truths, or learn from them.
+        If the stream cannot compare its steps with targets, or learn from them.
     """
     codec = estimator.fitted_parts_.codec
     name = type(estimator).__name__
@@ -151,12 +151,12 @@ def _count_truths(estimator: Any, watch: Watch) -> int:
     asked = "interval and alarm" if watch.compares else "learn"
     if codec.per_series:
         raise SpecError(
-            f"{asked}: a stream gets a truth at each step, but this estimator was fitted on one "
+            f"{asked}: a stream gets a target at each step, but this estimator was fitted on one "
             "target per series; fit it on targets (G, N, T)"
         )
     if isinstance(n_outputs, tuple) or isinstance(estimator.n_features_in_, tuple):
         raise SpecError(
-            f"{asked}: a stream that takes in truths has one array of inputs and one of outputs, "
+            f"{asked}: a stream that takes in targets has one array of inputs and one of outputs, "
             f"this {name} has several; join them along the features"
         )
     if codec.classes is None:
@@ -174,43 +174,43 @@ def _errors_on(model: Any, data: Any) -> Calibration:
         raise SpecError(
             "calibration must be (x, y): arrays (F, N, T) and (G, N, T) that the fit has not seen"
         )
-    x, truth = data[0], np.asarray(data[1], dtype=np.float64)
+    x, y_true = data[0], np.asarray(data[1], dtype=np.float64)
     if hasattr(model, "fitted_parts_"):
         predicted = np.asarray(model.predict(x))
     else:  # tools of scikit-learn around an estimator take rows
         view = samples(x)
         rows = np.asarray(model.predict(view)).reshape(len(view), -1)
         predicted = np.asarray(view.from_rows(rows, rows.shape[1] // view.native.shape[2]))
-    if truth.ndim != 3 or truth.shape != predicted.shape:
+    if y_true.ndim != 3 or y_true.shape != predicted.shape:
         raise ShapeError(
-            f"calibration: y has shape {truth.shape}, the predictions for x {predicted.shape}; "
+            f"calibration: y has shape {y_true.shape}, the predictions for x {predicted.shape}; "
             "expected (G, N, T) of both"
         )
-    return Calibration.of(truth - predicted, True)
+    return Calibration.of(y_true - predicted, True)
 
 
 class WatchedStream:
-    """A stream that takes in the truth: it says between which ends the truth will lie, how unlikely
+    """A stream that takes in targets: it says between which ends the next will lie, how unlikely
     the last residual was, or learns; made by ``Estimator.stream`` and :func:`fluxutils_py.stream`.
 
-    ``step`` predicts, and ``observe`` takes in the truth of the oldest step that waits for it;
-    ``learn`` does both. A step whose truth never comes takes a NaN. Use it from one thread at a
+    ``step`` predicts, and ``observe`` takes in the target of the oldest step that waits for it;
+    ``learn`` does both. A step whose target never comes takes a NaN. Use it from one thread at a
     time.
 
     Parameters
     ----------
     live : EstimatorStream or PipelineStream
     shape : (G, N)
-        Of the truth of a step.
+        Of the target of a step.
     watch : Watch
     classes : ndarray, optional
-        Those of which the truths are labels.
+        Those of which the targets are labels.
 
     Attributes
     ----------
     n_series : int
     n_pending : int
-        Steps whose truth has not come.
+        Steps whose target has not come.
 
     Examples
     --------
@@ -245,7 +245,7 @@ class WatchedStream:
         self._has_alarm = watch.alarm is not False
         self._memory = watch.memory
         self._residuals: ResidualModel | None = None
-        # predictions that wait for their truth, where it is compared with them, with the distances
+        # predictions that wait for their target, where it is compared with them, with the distances
         # to both ends
         self._pending: deque[tuple[np.ndarray | None, Ends | None]] = deque()
         self._dtype: Any = None
@@ -330,7 +330,7 @@ class WatchedStream:
         Raises
         ------
         ValueError
-            If ``x`` does not fit, or more steps than ``delay``, or 10,000, wait for their truth.
+            If ``x`` does not fit, or more steps than ``delay``, or 10,000, wait for their target.
             The state then stays.
         """
         wants_alarm = self._has_alarm if alarm is None else alarm
@@ -353,14 +353,14 @@ class WatchedStream:
             raise SpecError("this stream keeps no model of residuals: make it with alarm=True")
         n = len(self._pending)
         raise DataError(
-            f"{n} step{'s wait' if n > 1 else ' waits'} for their truth: give it to observe, NaN "
+            f"{n} step{'s wait' if n > 1 else ' waits'} for their target: give it to observe, NaN "
             "where it never comes; or make a stream with a larger delay, or a plain one"
         )
 
     def learn(self, x: object, y: object) -> Any:
-        """Predict the next step of all series, then learn from its truth.
+        """Predict the next step of all series, then learn from its target.
 
-        The same as ``step(x)`` and then ``observe(y)``, where no earlier step waits for its truth.
+        The same as ``step(x)`` and then ``observe(y)``, where no earlier step waits for its target.
 
         Parameters
         ----------
@@ -376,7 +376,7 @@ class WatchedStream:
         ------
         ValueError
             If the stream was made without ``learn``, ``x`` or ``y`` does not fit, or earlier steps
-            wait for their truth. The state then stays.
+            wait for their target. The state then stays.
         FloatingPointError
             See :meth:`observe`.
         """
@@ -384,16 +384,16 @@ class WatchedStream:
             raise SpecError("this stream does not learn: make it with learn=True")
         if self._pending:
             raise DataError(
-                f"learn takes the truth of the step itself, and that of {len(self._pending)} "
+                f"learn takes the target of the step itself, and that of {len(self._pending)} "
                 "earlier steps has not come: call step(x), and observe(y) for the oldest"
             )
-        truth = self._read_truth(y)
+        y_true = self._read_target(y)
         found = self.step(x)
-        self._take(truth)
+        self._take(y_true)
         return found
 
     def observe(self, y: object) -> None:
-        """Take in the truth (G, N) of the oldest step that has none yet; NaN where it is unknown.
+        """Take in the target (G, N) of the oldest step that has none yet; NaN where it is unknown.
 
         For a classifier, ``y`` are labels (1, N).
 
@@ -402,39 +402,39 @@ class WatchedStream:
         ValueError
             If ``y`` has another shape or is infinite, or no step waits.
         FloatingPointError
-            If the stream learns, and the loss or its gradient is not finite. The truth is then
+            If the stream learns, and the loss or its gradient is not finite. The target is then
             taken in, and the parameters are as before.
         """
-        truth = self._read_truth(y)
+        y_true = self._read_target(y)
         if not self._pending:
-            raise DataError("observe: no step waits for its truth; call step first")
-        self._take(truth)
+            raise DataError("observe: no step waits for its target; call step first")
+        self._take(y_true)
 
-    def _read_truth(self, y: Any) -> np.ndarray:
-        """Return a truth as numbers (G, N), NaN where it is unknown; labels by their places."""
+    def _read_target(self, y: Any) -> np.ndarray:
+        """Return a target as numbers (G, N), NaN where it is unknown; labels by their places."""
         if isinstance(y, Tensor):
             y = y.detach().cpu()
-        truth = np.asarray(y, dtype=np.float64 if self._encode is None else None)
-        if truth.shape != self._shape:
+        y_true = np.asarray(y, dtype=np.float64 if self._encode is None else None)
+        if y_true.shape != self._shape:
             raise ShapeError(
-                f"observe takes the truth of one step, of shape (G, N) = {self._shape}, got "
-                f"{truth.shape}"
+                f"observe takes the target of one step, of shape (G, N) = {self._shape}, got "
+                f"{y_true.shape}"
             )
         if self._encode is not None:
-            codes = self._encode(truth)
+            codes = self._encode(y_true)
             return np.where(codes < 0, np.nan, codes)
-        # one product is faster than a mask, and truths that are all known are the rule
-        if not math.isfinite(np.vdot(truth, truth)) and np.isinf(truth).any():
-            raise DataError("observe: y is infinite; give NaN where the truth is unknown")
-        return truth
+        # one product is faster than a mask, and targets that are all known are the rule
+        if not math.isfinite(np.vdot(y_true, y_true)) and np.isinf(y_true).any():
+            raise DataError("observe: y is infinite; give NaN where the target is unknown")
+        return y_true
 
     @undisturbed()
-    def _take(self, truth: np.ndarray) -> None:
+    def _take(self, y_true: np.ndarray) -> None:
         prediction, ends = self._pending.popleft()
         if prediction is not None:
-            self._compare(truth - prediction, ends)
+            self._compare(y_true - prediction, ends)
         if self._learns:
-            self._live.take_truth(truth)
+            self._live.take_target(y_true)
 
     def _compare(self, residual: np.ndarray, ends: Ends | None) -> None:
         if self._interval is not None and ends is not None:
@@ -468,7 +468,7 @@ class WatchedStream:
     def state(self) -> list[Tensor]:
         """Copy of all that the next outputs depend on, for the ``state`` argument of a stream: the
         state of the model, with ``learn`` what was learnt, as one tensor of bytes, and four tensors
-        of the truths seen and awaited.
+        of the targets seen and awaited.
         """
         level, memory = np.nan, np.nan
         interval, residuals = np.empty((0, *self._shape)), np.empty((0, *self._shape))

@@ -1,4 +1,4 @@
-"""Streams that learn: updates beside plain loops, late truths, restarts, what learns, errors."""
+"""Streams that learn: updates beside plain loops, late targets, restarts, what learns, errors."""
 
 import io
 import pickle
@@ -45,7 +45,7 @@ def fitted(*layers, seqsize=5, opt=ADAM, n_out=1, y=None, **spec):
 
 
 def run(live, x, y, delay=0, start=0, stop=None):
-    """Predictions, with each truth given ``delay`` steps late."""
+    """Predictions, with each target given ``delay`` steps late."""
     found = []
     for t in range(start, stop or x.shape[2]):
         found.append(live.step(x[:, :, t]))
@@ -74,7 +74,7 @@ def mingru_loop(est, x, y, rate, delay=0):
         z = torch.sigmoid(gate)
         return (1 - z) * h + z * candidate, z, candidate
 
-    learnt = torch.zeros(n, H, dtype=torch.float64)  # before the oldest step without a truth
+    learnt = torch.zeros(n, H, dtype=torch.float64)  # before the oldest step without a target
     ahead = learnt
     by_weight = torch.zeros(n, H, 2, F, dtype=torch.float64)  # gate and candidate of each unit
     by_bias = torch.zeros(n, H, 2, dtype=torch.float64)
@@ -253,7 +253,7 @@ def test_reset_series_begin_anew_with_what_was_learnt(net):
     live.reset()
     assert live.n_pending == 0
     fresh = live.step(x[:, :, 20])
-    # series 1 was at its first step both times, but for what the truth between them taught
+    # series 1 was at its first step both times, but for what the target between them taught
     assert 2 * np.abs(fresh - now)[:, 1].max() < np.abs(fresh - now)[:, [0, 2]].max()
     assert np.abs(fresh - est.stream(N).step(x[:, :, 20])).max() > 1e-3
 
@@ -385,11 +385,11 @@ def test_labels_weigh_what_their_classes_weighed_in_the_fit():
     y = np.where(x > 0, "up", "down")
     settings = {"cell": "mingru", "max_updates": 30, "batchsize": 2, "seqsize": 20}
     scores = []
-    for truth in (["up", "down"], ["up", None]):
+    for y_true in (["up", "down"], ["up", None]):
         est = SequenceClassifier(4, **settings, class_weight={"down": 1e-12}, random_state=0)
         live = est.fit(x, y).stream(2, learn=0.05, method="decision_function")
         for t in range(5):
-            live.learn(x[:, :, t], np.array([truth], object))
+            live.learn(x[:, :, t], np.array([y_true], object))
         scores.append(live.step(x[:, :, 5]))
     np.testing.assert_allclose(*scores, rtol=1e-4)
 

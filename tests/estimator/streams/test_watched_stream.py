@@ -1,4 +1,4 @@
-"""Streams that take in the truth: what they return, late truths, states, resets, errors."""
+"""Streams that take in the target: what they return, late targets, states, resets, errors."""
 
 import pickle
 
@@ -38,7 +38,7 @@ def est():
 
 
 def run(live, x, y, delay=0, start=0, stop=T):
-    """The results of steps, with each truth given ``delay`` steps late."""
+    """The results of steps, with each target given ``delay`` steps late."""
     found = []
     for t in range(start, stop):
         found.append(live.step(x[:, :, t]))
@@ -288,7 +288,7 @@ def test_errors_name_what_came_and_what_is_expected(est):
     live = est.stream(N, interval=0.8, delay=1)
     live.step(x[:, :, 0])
     live.step(x[:, :, 1])
-    with pytest.raises(DataError, match="2 steps wait for their truth"):
+    with pytest.raises(DataError, match="2 steps wait for their target"):
         live.step(x[:, :, 2])
     assert live.n_pending == 2
 
@@ -306,7 +306,7 @@ def test_labels_and_targets_of_series_are_refused():
 
 @pytest.mark.slow
 def test_coverage_on_a_drifting_series_where_a_fixed_interval_is_far_off():
-    """The slope of the truth changes and its noise grows after the fit."""
+    """The slope of the target changes and its noise grows after the fit."""
     rng = np.random.default_rng(0)
     n, trained = 4000, 1000
     x = rng.normal(size=(1, 2, n))
