@@ -81,7 +81,6 @@ NETWORK_FOR = {"kernels": "lstm", "linear": "linear+lstm"}
 FLAT = ("epochs", "max_updates", "batchsize", "seqsize")
 IN_SPEC = {"lr_schedule": "onecycle", "shuffle": True, "clip": 1.0}
 PATIENCE = 10  # epochs, with early_stopping
-VALIDATION_FRACTION = 0.1
 WEIGHT_DECAY = 0.01
 # Classes with a signature other than cell(n_in, n_out, num_layers, dropout).
 CLASSES = {
@@ -271,7 +270,6 @@ class _SequenceEstimator(Estimator):
             loss=F.cross_entropy if is_classifier else None,
             opt=partial(adamw, lr=lr, weight_decay=WEIGHT_DECAY),
             scaling="strong",
-            validation_fraction=VALIDATION_FRACTION,
             is_classifier=is_classifier,
             choice=choice,
             **given,

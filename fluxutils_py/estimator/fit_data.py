@@ -109,7 +109,7 @@ def read_data(
     reader.require_equal(
         {
             "whether validation_data are given": validation_data is not None,
-            "early_stopping": (settings.early_stopping, settings.validation_fraction),
+            "early_stopping": settings.early_stopping,
             "scale_target": settings.scale_target,
             "class_weight": settings.class_weight,
             "classes": classes,

@@ -62,6 +62,8 @@ from fluxutils_py.training.hooks import as_callbacks
 from fluxutils_py.training.minibatch import TensorBatches
 from fluxutils_py.training.window_step import differentiate_windows, evaluate_windows
 
+VALIDATION_FRACTION = 0.1  # that early stopping holds out
+
 
 @dataclass(frozen=True)
 class BegunFit:
@@ -108,7 +110,7 @@ class BegunFit:
         batchsize = total_batchsize(settings, self.ranks.size, self.saved)
         split = None
         if settings.early_stopping and data.is_fit and data.validation_data is None:
-            split = data.split(settings.validation_fraction, self.seed)
+            split = data.split(VALIDATION_FRACTION, self.seed)
         return data.cut(settings, spec, batchsize, split)
 
 

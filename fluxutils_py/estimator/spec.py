@@ -396,7 +396,7 @@ class Settings:
     scale_target : bool
         Whether to train on targets of mean 0 and variance 1.
     early_stopping : bool
-        Whether to hold out ``validation_fraction`` of the training data if no validation data are
+        Whether to hold out a tenth of the training data if no validation data are
         given.
     choice : FitChoice or None
         What "auto" stands for; None where nothing is chosen, or nothing yet.
@@ -419,7 +419,6 @@ class Settings:
     class_weight: Any = None
     scale_target: bool = False
     early_stopping: bool = False
-    validation_fraction: Any = None
     interval: float | None = None
     choice: Any = None
 
