@@ -747,26 +747,12 @@ def minibatch_size(settings: Settings, windows: SequenceWindows) -> dict[str, An
 
 
 def describe_minibatches(settings: Settings, windows: SequenceWindows, n_ranks: int) -> str | None:
-    """Return a line such as ``4 ranks train on minibatches of 32 series, 8 on each rank``; None
-    where it goes without saying.
-    """
-    resumed = windows.batchsize != total_batchsize(settings, n_ranks)
-    if n_ranks == 1 and not resumed:
+    """Return how many series ranks train on together; None where it goes without saying."""
+    if n_ranks == 1 and windows.batchsize == total_batchsize(settings, 1):
         return None
-    rows = windows.segments
-    whole = min(windows.batchsize, len(rows))  # a small data set makes one minibatch
-    least, remainder = divmod(whole, n_ranks)
-    each = f"{least} on each rank"
-    if windows.shards is not None:
-        each = "each rank on its own"
-    elif remainder:
-        each = f"{least} or {least + 1} on each rank"
-    quantity = f"all {whole}" if whole == len(rows) else str(whole)
-    minibatches = f"{quantity} {'pieces of series' if rows.folds > 1 else 'series'}"
+    ranks = f"{n_ranks} ranks share" if n_ranks > 1 else "one rank trains on"
     batchsize = read_spec(settings.spec).batchsize
-    why = f"batchsize={batchsize}, scaling={settings.scaling!r}"
-    if resumed:
-        why += f", which continues with the {windows.batchsize} of its checkpoint"
-    if n_ranks == 1:
-        return f"this process trains on minibatches of {minibatches} ({why})"
-    return f"{n_ranks} ranks train on minibatches of {minibatches}, {each} ({why})"
+    return (
+        f"{ranks} minibatches of {windows.batchsize} series (batchsize={batchsize}, "
+        f"scaling={settings.scaling!r})"
+    )

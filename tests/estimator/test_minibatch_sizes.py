@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import pytest
 
 from fluxutils_py import Estimator, EstimatorClassifier, SequenceRegressor
-from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import SpecError
 from fluxutils_py.estimator.fit_data import (
     describe_minibatches,
@@ -28,9 +27,8 @@ def saved(scaling="weak", batchsize=8, n_ranks=1, saved=None):
     return minibatch_size(settings_of(scaling, batchsize), windows)
 
 
-def described(rows, scaling="weak", n_ranks=1, saved=None, shards=None):
-    whole = size(scaling, 8, n_ranks, saved)
-    windows = SimpleNamespace(batchsize=whole, segments=rows, shards=shards)
+def described(scaling="weak", n_ranks=1, saved=None):
+    windows = SimpleNamespace(batchsize=size(scaling, 8, n_ranks, saved))
     return describe_minibatches(settings_of(scaling, 8), windows, n_ranks)
 
 
@@ -67,33 +65,14 @@ def test_another_batchsize_is_not_taken_for_that_of_the_checkpoint():
 
 
 def test_the_line_for_the_user():
-    many = Segments.from_lengths(40, 9)
-    assert described(many) is None
-    assert described(many, n_ranks=4) == (
-        "4 ranks train on minibatches of 32 series, 8 on each rank (batchsize=8, scaling='weak')"
+    assert described() is None
+    assert described(n_ranks=4) == (
+        "4 ranks share minibatches of 32 series (batchsize=8, scaling='weak')"
     )
-    assert described(many, "strong", 3) == (
-        "3 ranks train on minibatches of 8 series, 2 or 3 on each rank (batchsize=8, "
-        "scaling='strong')"
+    assert described("strong", 3) == (
+        "3 ranks share minibatches of 8 series (batchsize=8, scaling='strong')"
     )
-    assert described(many, n_ranks=3, saved=saved(n_ranks=2)) == (
-        "3 ranks train on minibatches of 16 series, 5 or 6 on each rank (batchsize=8, "
-        "scaling='weak', which continues with the 16 of its checkpoint)"
-    )
-    assert described(many, saved=saved(n_ranks=2)) == (
-        "this process trains on minibatches of 16 series (batchsize=8, scaling='weak', which "
-        "continues with the 16 of its checkpoint)"
-    )
-    few = Segments.from_lengths(2, 9)
-    assert described(few, "strong", 3) == (
-        "3 ranks train on minibatches of all 2 series, 0 or 1 on each rank (batchsize=8, "
-        "scaling='strong')"
-    )
-    assert described(few.fold(8), "strong", 3) == (
-        "3 ranks train on minibatches of all 8 pieces of series, 2 or 3 on each rank (batchsize=8, "
-        "scaling='strong')"
-    )
-    assert described(many, n_ranks=3, shards=object()) == (
-        "3 ranks train on minibatches of 24 series, each rank on its own (batchsize=8, "
-        "scaling='weak')"
+    # of the checkpoint
+    assert described(saved=saved(n_ranks=2)) == (
+        "one rank trains on minibatches of 16 series (batchsize=8, scaling='weak')"
     )

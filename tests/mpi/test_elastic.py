@@ -48,7 +48,7 @@ def test_rank_0_says_once_how_large_the_minibatches_are(ran):
     line, *epochs = first.splitlines()
     assert (
         line
-        == "3 ranks train on minibatches of all 5 series, 1 or 2 on each rank (batchsize=8, scaling='strong')"
+        == "3 ranks share minibatches of 8 series (batchsize=8, scaling='strong')"
     )
     # verbose=True shows those, "auto" does not
     assert [epoch.split(":")[0] for epoch in epochs] == ["epoch 1"]
