@@ -6,6 +6,7 @@ import atexit
 import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -263,6 +264,7 @@ def split_tag(tag: str) -> tuple[str, str]:
     return key, rest
 
 
+@dataclass(kw_only=True)
 class MultiDirectorySummaryWriter(NullSummaryWriter):
     """Writer that takes the directory from the tag: ``"dev/acc"`` becomes ``"acc"`` in
     ``log_dir_root/dev``.
@@ -311,28 +313,20 @@ class MultiDirectorySummaryWriter(NullSummaryWriter):
     ['dev', 'test']
     """
 
-    def __init__(
-        self,
-        log_dir_root: str | os.PathLike[str],
-        *,
-        keys: Iterable[str] = (),
-        allow_new_keys: bool = True,
-        only_from_leader_process: bool = True,
-        auto_flush: bool = True,
-        tag_to_key: Callable[[str], tuple[str, str]] = split_tag,
-        dirname: Callable[[str], str] = str,
-        use_threaded_writer: bool = True,
-        comm: object = "auto",
-    ) -> None:
+    log_dir_root: str | os.PathLike[str] = field(kw_only=False)
+    keys: Iterable[str] = ()
+    allow_new_keys: bool = True
+    only_from_leader_process: bool = True
+    auto_flush: bool = True
+    tag_to_key: Callable[[str], tuple[str, str]] = split_tag
+    dirname: Callable[[str], str] = str
+    use_threaded_writer: bool = True
+    comm: object = "auto"
+
+    def __post_init__(self) -> None:
         # a directory is created on first use, when the program may have changed its folder
-        self.log_dir = Path(log_dir_root).absolute()
-        self.keys = tuple(keys)
-        self.allow_new_keys = allow_new_keys
-        self.auto_flush = auto_flush
-        self.use_threaded_writer = use_threaded_writer
-        self.tag_to_key = tag_to_key
-        self.dirname = dirname
-        self.disabled = only_from_leader_process and not is_main_process(comm=comm)
+        self.log_dir = Path(self.log_dir_root).absolute()
+        self.disabled = self.only_from_leader_process and not is_main_process(comm=self.comm)
         self._writers: dict[str, Any] = {}
 
     def subwriter(self, key: str) -> Any:

@@ -56,7 +56,7 @@ def test_keys_that_are_not_known_are_refused_if_so_wished(tmp_path):
             with pytest.raises(ValueError) as caught:  # noqa: PT011  the whole message is compared
                 call()
             assert str(caught.value) == (
-                "key 'train' is not among ('dev', 'test'); set allow_new_keys=True"
+                "key 'train' is not among ['dev', 'test']; set allow_new_keys=True"
             )
     assert [path.name for path in tmp_path.iterdir()] == ["dev"]
     with MultiDirectorySummaryWriter(

@@ -9,7 +9,7 @@ from torch import nn
 
 from fluxutils_py.errors import DataError
 from fluxutils_py.gomlx import Trainer, WeightedLoss
-from fluxutils_py.training.running_metrics import (
+from fluxutils_py.gomlx.running_metrics import (
     MeanMetric,
     binary_accuracy,
     sparse_categorical_accuracy,
