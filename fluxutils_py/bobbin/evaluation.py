@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from torch import nn
 
 from fluxutils_py.bobbin.results import EvalResults, on_cpu, raise_undefined
 from fluxutils_py.bobbin.treejson import (
@@ -380,8 +379,8 @@ class RunEvalKeepBest:
     Notes
     -----
     The checkpoint is written before its result: if the process is killed between the two, the model
-    in the folder is better than its result says, never worse. Without this hook, load the best
-    model as :meth:`load_best` does: ``model.load_state_dict(Checkpointer(dest).read()["model"])``.
+    in the folder is better than its result says, never worse. Load the best
+    model by ``model.load_state_dict(Checkpointer(dest).read()["model"])``.
     ``TrainTask.initialize_train_state`` resumes from the folder.
 
     Source: ``RunEvalKeepBest`` of bobbin, which returns the saved state instead of the checkpoint's
@@ -442,21 +441,6 @@ class RunEvalKeepBest:
         write_pytree_json_file(path, result)
         self._best = result
         return result, checkpoint
-
-    def load_best(self, model: nn.Module) -> nn.Module:
-        """Load the best parameters and buffers into ``model`` and return it. Call it on each rank
-        that needs them.
-
-        Raises
-        ------
-        FileNotFoundError
-            If no model has been saved yet.
-        """
-        checkpoint = Checkpointer(self.dest).read()
-        if checkpoint is None:
-            raise FileNotFoundError(f"{self.dest} contains no model: none has been saved yet")
-        model.load_state_dict(checkpoint["model"])
-        return model
 
 
 def ranks_of(loop: object, comm: object) -> RankGroup:

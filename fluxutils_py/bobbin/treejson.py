@@ -204,18 +204,13 @@ def _fit_template(parsed: Any, template: Any, path: str) -> Any:
     if target is None and source is None:
         is_array = isinstance(parsed, np.ndarray | np.generic)
         return as_tensor(parsed) if is_array and isinstance(template, Tensor) else parsed
-    if target is None or source is None or isinstance(parsed, list) is not is_sequence(template):
-        raise _misfit(parsed, template, path)
-    if not target and isinstance(template, Mapping | list | tuple):  # matches any length
-        return tuple(parsed) if isinstance(template, tuple) else parsed
-    if source.keys() != target.keys():
-        raise _misfit(parsed, template, path)
-    values = (_fit_template(source[key], value, f"{path}/{key}") for key, value in target.items())
-    return rebuild(template, values)
-
-
-def _misfit(parsed: object, template: object, path: str) -> LoadError:
-    keys, expected = ([*(children(node) or ())] for node in (parsed, template))
-    return LoadError(
-        f"{path or 'the tree'}: expected the keys {expected} as in the template, got {keys}"
+    if target is not None and source is not None and is_sequence(parsed) is is_sequence(template):
+        if not target and isinstance(template, Mapping | list | tuple):  # matches any length
+            return tuple(parsed) if isinstance(template, tuple) else parsed
+        if source.keys() == target.keys():
+            items = target.items()
+            return rebuild(template, (_fit_template(source[k], v, f"{path}/{k}") for k, v in items))
+    raise LoadError(
+        f"{path or 'the tree'}: expected the keys {[*(target or ())]} as in the template, got "
+        f"{[*(source or ())]}"
     )

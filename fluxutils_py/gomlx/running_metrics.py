@@ -318,10 +318,3 @@ def _share_of(right: Tensor, weights: Tensor | None, mask: Tensor | None) -> Ten
         if factor is not None:
             counts = counts * factor.reshape(right.shape)
     return (right * counts).sum() / counts.sum()
-
-
-def require_different_names(metrics: Sequence[Any]) -> None:
-    """Raise ValueError if two metrics have the same name."""
-    names = [metric_name(m) for m in metrics]
-    if twice := {n for n in names if names.count(n) > 1}:
-        raise ValueError(f"metrics must have different names, got {', '.join(sorted(twice))} twice")

@@ -17,7 +17,6 @@ from fluxutils_py.gomlx.running_metrics import (
     MeanMetric,
     compute_all,
     n_elements,
-    require_different_names,
     weighted_mean,
 )
 from fluxutils_py.gomlx.weighted_loss import WeightedLoss
@@ -155,16 +154,9 @@ class Trainer(BatchStep):
         self.loss_fn = loss_fn
         self.takes_kind = takes_kind
         self.max_kinds = max_kinds
-        own = [] if loss_fn is None else [_loss_metric("ema_loss_fn", "~loss", EMAMetric)]
-        of_loss = [
-            _loss_metric("batch_loss", "loss+"),
-            _loss_metric("ema_loss", "~loss+", EMAMetric),
-        ]
-        self.train_metrics = [*of_loss, *own, *train_metrics]
-        own = [] if loss_fn is None else [_loss_metric("loss_fn", "#loss")]
-        self.eval_metrics = [_loss_metric("loss", "#loss+"), *own, *eval_metrics]
-        require_different_names(self.train_metrics)
-        require_different_names(self.eval_metrics)
+        names = {"batch_loss": "loss+", "ema_loss": "~loss+", "ema_loss_fn": "~loss"}
+        self.train_metrics = self._with_losses(names, train_metrics)
+        self.eval_metrics = self._with_losses({"loss": "#loss+", "loss_fn": "#loss"}, eval_metrics)
         self._executors: dict[tuple[Any, Mode], Executor] = {}
         self._on_exec_creation: list[Callable[[Executor, Mode], Any]] = []
         self._arity: dict[tuple[Any, Mode], tuple[int, int]] = {}
@@ -175,6 +167,18 @@ class Trainer(BatchStep):
             self._loss_of, model, opt, axis=axis, reduction=reduction, defer=False, **settings
         )
         self.scheduler = None if scheduler is None else make_scheduler(scheduler, self.optimizer)
+
+    def _with_losses(self, names: Mapping[str, str], given: Sequence[Any]) -> list[Any]:
+        """Return the metrics of losses, by name and short name, and those given after them."""
+        metrics: list[Any] = []
+        for name, short_name in names.items():
+            if self.loss_fn is not None or not name.endswith("loss_fn"):
+                metric = EMAMetric if name.startswith("ema") else MeanMetric
+                metrics.append(metric(None, name, short_name, metric_type="loss"))
+        metrics += given
+        if len({*map(metric_name, metrics)}) < len(metrics):
+            raise ValueError(f"metrics must have different names: {[*map(metric_name, metrics)]}")
+        return metrics
 
     def on_exec_creation(self, handler: Callable[[Executor, Mode], Any]) -> Trainer:
         """Call ``handler(executor, mode)`` when a kind first occurs in a mode. Returns self."""
@@ -416,10 +420,6 @@ class Trainer(BatchStep):
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
         super().load_state_dict(state)
-
-
-def _loss_metric(name: str, short_name: str, metric: type[MeanMetric] = MeanMetric) -> MeanMetric:
-    return metric(None, name, short_name, metric_type="loss")
 
 
 def kind_key(kind: object) -> object:

@@ -220,6 +220,7 @@ def ttrain(
         samples_of=tuple,
         gradient_of=gradient_of,
         divide=share_samples,
+        told={},
         **settings,
     )
 
@@ -324,7 +325,7 @@ def _train_in_threads(
     opt: Any,
     iterations: int,
     *,
-    samples_of: Callable[[Any], Sequence[Sample]],
+    samples_of: Callable[..., Sequence[Sample]],
     gradient_of: Callable[..., Weighted],
     **settings: Any,
 ) -> None:
@@ -374,16 +375,16 @@ def share_samples(samples: Sequence[Sample], rank: int, size: int) -> Sequence[S
 
 
 def _train(
-    compute: Callable[[Any, Sequence[Tensor]], BatchLoss],
+    compute: Callable[..., BatchLoss],
     params: Params,
     prepare: Callable[[], Any],
     opt: Any,
     iterations: int,
     *,
-    divide: Callable[[Any, int, int], Any],
-    cb: Callable[[], Any] | Sequence[Callable[[], Any]] = (),
-    cby: Callable[[float], Any] | None = None,
-    told: Mapping[str, Any] | None = None,
+    divide: Callable[..., Any],
+    told: Mapping[str, Any],
+    cb: Any = (),
+    cby: Any = None,
     **settings: Any,
 ) -> None:
     """Step the optimizer on one minibatch after another, with the loss ``compute(minibatch,
@@ -400,7 +401,7 @@ def _train(
         describe=lambda minibatch: f" at iteration {loop.step + 1}",
         **settings,
     )
-    told = {**(told or {}), "batches": settings.get("batches", "same")}
+    told = {**told, "batches": settings.get("batches", "same")}
     if step.shares_batches:  # a rank with separate batches may have fewer
         told["iterations"] = iterations
     # before the first step: different settings would leave a rank waiting for the others
