@@ -54,16 +54,12 @@ def assert_replica_integrity(
         leaves = [(path, value, as_tensor(value)) for path, value in named_leaves(tree)]
         # structure first: a comparison of values is a collective for each array
         outline = [(path, repr(v) if t is None else (t.shape, t.dtype)) for path, v, t in leaves]
-        outlines = ranks.allgather(outline)
-        for rank, other in enumerate(outlines):
-            for mine, theirs in zip_longest(outlines[0], other):
-                if mine != theirs:
-                    message = f"ranks hold different things: {mine} on rank 0, {theirs} on {rank}"
-                    ranks.raise_on_all(AssertionError(message))
-        distant = []
-        for path, _, tensor in leaves:
-            if tensor is not None and not _is_close_to_first(tensor, ranks, atol, rtol):
-                distant.append(f"{path} (shape {tuple(tensor.shape)})")
+        _require_equal(ranks.allgather(outline), ranks)
+        distant = [
+            f"{path} (shape {tuple(tensor.shape)})"
+            for path, _, tensor in leaves
+            if tensor is not None and not _is_close_to_first(tensor, ranks, atol, rtol)
+        ]
         found = ranks.allgather(distant)
         if any(found):
             texts = [f"rank {rank}: {paths[0]}" for rank, paths in enumerate(found) if paths]
@@ -96,6 +92,14 @@ def gather_from_processes(tree: object, *, comm: object = "auto") -> list[Any]:
 
 
 gather_from_jax_processes = gather_from_processes
+
+
+def _require_equal(outlines: list[Any], ranks: RankGroup) -> None:
+    for rank, other in enumerate(outlines):
+        for mine, theirs in zip_longest(outlines[0], other):
+            if mine != theirs:
+                message = f"ranks hold different things: {mine} on rank 0, {theirs} on {rank}"
+                ranks.raise_on_all(AssertionError(message))
 
 
 def _is_close_to_first(t: torch.Tensor, ranks: RankGroup, atol: float, rtol: float) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import heapq
 import operator
@@ -183,11 +182,10 @@ class SampledSet(Collection[T]):
     def __post_init__(self, rng: np.random.Generator | None) -> None:
         check_integer("max_size", self.max_size, 1)
         object.__setattr__(self, "rng", rng)
-        self._keep_smallest(
-            zip(self.priorities, self.values, strict=True)
-            if self.priorities
-            else self._drawn(self.values)
-        )
+        pairs = zip(self.priorities, self.values, strict=True)
+        values, priorities = self._smallest(pairs if self.priorities else self._drawn(self.values))
+        # not by assignment: the dataclass is frozen
+        vars(self).update(values=values, priorities=priorities)
 
     def _drawn(self, values: Iterable[T]) -> Iterable[tuple[float, T]]:
         """Yield each value with a new priority."""
@@ -195,14 +193,12 @@ class SampledSet(Collection[T]):
         rng: Any = np.random.default_rng() if self.rng is None else self.rng
         return ((rng.random(), x) for x in values)
 
-    def _keep_smallest(self, pairs: Iterable[tuple[float, T]]) -> None:
+    def _smallest(
+        self, pairs: Iterable[tuple[float, T]]
+    ) -> tuple[tuple[T, ...], tuple[float, ...]]:
         # no list of all pairs: the values may not fit in memory
         smallest = heapq.nsmallest(self.max_size, pairs, key=operator.itemgetter(0))
-        # not by assignment: the dataclass is frozen
-        vars(self).update(
-            values=tuple(x for _, x in smallest),
-            priorities=tuple(float(priority) for priority, _ in smallest),
-        )
+        return tuple(x for _, x in smallest), tuple(float(priority) for priority, _ in smallest)
 
     def add(self, x: T) -> SampledSet[T]:
         """Return a new set with ``x`` added."""
@@ -223,10 +219,8 @@ class SampledSet(Collection[T]):
                     f"{self.max_size}; give both the same max_size"
                 )
             pairs = zip(iterable.priorities, iterable.values, strict=True)
-        new: SampledSet[T] = copy.copy(self)
-        object.__setattr__(new, "rng", self.rng)
-        new._keep_smallest(chain(zip(self.priorities, self.values, strict=True), pairs))
-        return new
+        smallest = self._smallest(chain(zip(self.priorities, self.values, strict=True), pairs))
+        return SampledSet(self.max_size, *smallest, rng=self.rng)
 
     def __iter__(self) -> Iterator[T]:
         return iter(self.values)

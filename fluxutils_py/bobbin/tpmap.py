@@ -74,9 +74,7 @@ def tpmap(
         argtypes = axis_name
     types = tuple(argtypes or ())
     named_types = dict(kwargtypes or {})
-    if devices is None:
-        devices = [torch.device("cuda", i) for i in range(torch.cuda.device_count())] or ["cpu"]
-    on = ["cpu"] * devices if isinstance(devices, int) else devices
+    on = _devices(devices)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if len(args) != len(types) or kwargs.keys() != named_types.keys():
@@ -84,19 +82,32 @@ def tpmap(
                 f"expected {len(types)} positional arguments and the keywords {[*named_types]}, "
                 f"got {len(args)} and {[*kwargs]}"
             )
-        given = [_divide(argtype, value, on) for argtype, value in zip(types, args, strict=True)]
+        positional = [_divide(*pair, on) for pair in zip(types, args, strict=True)]
         named = [_divide(named_types[name], value, on) for name, value in kwargs.items()]
-        with ThreadPoolExecutor(len(on)) as pool:
-            # all are submitted before the first result is waited for
-            futures = []
-            for i in range(len(on)):
-                part = dict(zip(kwargs, [parts[i] for parts in named], strict=True))
-                futures.append(pool.submit(f, *[parts[i] for parts in given], **part))
-            results = [future.result() for future in futures]
-        stacked = tree_map(_stack_results, *results)
+        stacked = tree_map(_stack_results, *_call_each(f, positional, list(kwargs), named))
         return stacked if wrap_return is None else wrap_return(stacked)
 
     return call
+
+
+def _devices(devices: int | Sequence[Any] | None) -> Sequence[Any]:
+    if devices is None:
+        devices = [torch.device("cuda", i) for i in range(torch.cuda.device_count())] or ["cpu"]
+    return ["cpu"] * devices if isinstance(devices, int) else devices
+
+
+def _call_each(
+    f: Callable[..., Any], positional: list[Any], names: list[str], named: list[Any]
+) -> list[Any]:
+    """Call a function with the part of each argument of one device after another, in threads."""
+    n = len((positional or named)[0])
+    with ThreadPoolExecutor(n) as pool:
+        # all are submitted before the first result is waited for
+        futures = []
+        for i in range(n):
+            keywords = dict(zip(names, [parts[i] for parts in named], strict=True))
+            futures.append(pool.submit(f, *[parts[i] for parts in positional], **keywords))
+        return [future.result() for future in futures]
 
 
 def _divide(argtype: str, value: Any, devices: Sequence[Any]) -> list[Any]:

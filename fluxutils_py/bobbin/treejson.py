@@ -141,11 +141,13 @@ def _encode(value: Any, path: str) -> Any:
         return _encode_array(value, path)
     if is_sequence(value):
         return [_encode(item, f"{path}/{i}") for i, item in items.items()]
-    if wrong := [key for key in items if type(key) is not str or key in MARKS]:
-        raise TypeError(
-            f"{path or 'the tree'}: JSON cannot hold the key {wrong[0]!r}; use a string"
-        )
-    return {key: _encode(item, f"{path}/{key}") for key, item in items.items()}
+    return {_checked(key, path): _encode(item, f"{path}/{key}") for key, item in items.items()}
+
+
+def _checked(key: object, path: str) -> object:
+    if type(key) is not str or key in MARKS:
+        raise TypeError(f"{path or 'the tree'}: JSON cannot hold the key {key!r}; use another")
+    return key
 
 
 def _encode_array(value: Any, path: str) -> dict[str, Any]:
@@ -202,15 +204,28 @@ def _fit_template(parsed: Any, template: Any, path: str) -> Any:
     target = children(template)
     source = children(parsed)
     if target is None and source is None:
-        is_array = isinstance(parsed, np.ndarray | np.generic)
-        return as_tensor(parsed) if is_array and isinstance(template, Tensor) else parsed
-    if target is not None and source is not None and is_sequence(parsed) is is_sequence(template):
-        if not target and isinstance(template, Mapping | list | tuple):  # matches any length
-            return tuple(parsed) if isinstance(template, tuple) else parsed
-        if source.keys() == target.keys():
-            items = target.items()
-            return rebuild(template, (_fit_template(source[k], v, f"{path}/{k}") for k, v in items))
-    raise LoadError(
-        f"{path or 'the tree'}: expected the keys {[*(target or ())]} as in the template, got "
-        f"{[*(source or ())]}"
+        return _fit_leaf(parsed, template)
+    if target == {} and source is not None and _is_open(parsed, template):
+        return tuple(parsed) if isinstance(template, tuple) else parsed
+    if target is None or source is None or source.keys() != target.keys():
+        raise _misfit(path, target, source)
+    items = target.items()
+    return rebuild(template, (_fit_template(source[k], v, f"{path}/{k}") for k, v in items))
+
+
+def _fit_leaf(parsed: Any, template: object) -> Any:
+    is_array = isinstance(parsed, np.ndarray | np.generic)
+    return as_tensor(parsed) if is_array and isinstance(template, Tensor) else parsed
+
+
+def _misfit(path: str, *trees: Mapping[Any, Any] | None) -> LoadError:
+    expected, got = ([*(items or ())] for items in trees)
+    return LoadError(
+        f"{path or 'the tree'}: expected the keys {expected} as in the template, got {got}"
     )
+
+
+def _is_open(parsed: object, template: object) -> bool:
+    """Return whether an empty container stands for one of its kind of any length."""
+    kind = list | tuple if is_sequence(template) else Mapping
+    return isinstance(template, kind) and isinstance(parsed, kind)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import torch
-from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -18,6 +16,24 @@ from fluxutils_py.training.dataset import as_dataset
 from fluxutils_py.training.minibatch import begins_series
 
 __all__ = ["normalization", "recompute_batch_norm"]
+
+
+class _Moments:
+    """Mean and variance of each column of rows that come in parts."""
+
+    def __init__(self) -> None:
+        self.n = 0
+        self.mean = torch.zeros(())
+        self.squares = torch.zeros(())  # sum of squared deviations from the mean
+
+    def add(self, rows: Tensor) -> None:
+        x = rows.double()  # sums in float32 would lose digits over many examples
+        self.n += len(x)
+        # the update of Chan et al. (1979): a sum of squares minus a squared mean would cancel
+        delta = x.mean(0) - self.mean
+        self.mean = self.mean + delta * len(x) / self.n
+        between = delta.square() * len(x) * (self.n - len(x)) / self.n
+        self.squares = self.squares + (x - x.mean(0)).square().sum(0) + between
 
 
 def normalization(
@@ -53,19 +69,18 @@ def normalization(
     (tensor([2., 5.], dtype=torch.float64), tensor([1., 1.], dtype=torch.float64))
     """
     data = as_dataset(dataset)
-    moments = StandardScaler()
-    sizes: list[int] = []
+    moments = _Moments()
     for batch in data:
         x = torch.as_tensor(batch.inputs[index])
         # the range counts negative axes from the end, and refuses those that are not there
         kept = sorted(range(x.dim())[axis] for axis in independent_axes)
         sizes = [x.shape[axis] for axis in kept]
-        rows = x.movedim(kept, list(range(-len(kept), 0))).reshape(-1, math.prod(sizes))
-        moments.partial_fit(rows.double().cpu())  # float32 would lose digits over many examples
+        moments.add(x.movedim(kept, list(range(-len(kept), 0))).reshape(-1, *sizes))
     data.reset()
-    if not hasattr(moments, "mean_"):
+    if not moments.n:
         raise DataError(f"dataset {data.name!r} has no batches: there is no mean")
-    return torch.tensor(moments.mean_).reshape(sizes), torch.tensor(moments.scale_).reshape(sizes)
+    std = (moments.squares / moments.n).sqrt()
+    return moments.mean, torch.where(std > 0, std, 1.0)
 
 
 def recompute_batch_norm(model: nn.Module, dataset: Iterable[Any]) -> None:
@@ -110,25 +125,24 @@ def recompute_batch_norm(model: nn.Module, dataset: Iterable[Any]) -> None:
         # The first layer alone: its new statistics change the inputs of those after it.
         layer: Any = next(iter(moments_of))
         moments = moments_of[layer]
-        n = moments.n_samples_seen_
-        if n < 2:
-            raise DataError(f"dataset {data.name!r} gives a BatchNorm {n} value per channel, of 2")
-        layer.running_mean.copy_(torch.from_numpy(moments.mean_))
-        layer.running_var.copy_(torch.from_numpy(moments.var_ * n / (n - 1)))
+        if moments.n < 2:
+            raise DataError(f"dataset {data.name!r} gives a BatchNorm 1 value per channel, not 2")
+        layer.running_mean.copy_(moments.mean)
+        layer.running_var.copy_(moments.squares / (moments.n - 1))
         waiting.remove(layer)
 
 
 def _collect_moments(
     model: nn.Module, data: Any, layers: Sequence[nn.Module]
-) -> dict[nn.Module, Any]:
+) -> dict[nn.Module, _Moments]:
     """Return the moments of the inputs of each layer that the model calls, in calling order."""
-    moments: dict[nn.Module, Any] = {}
+    moments: dict[nn.Module, _Moments] = {}
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     n_batches = 0
 
     def add_inputs(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         rows = inputs[0].detach().movedim(1, -1).flatten(0, -2)  # of channels
-        moments.setdefault(layer, StandardScaler()).partial_fit(rows.double().cpu())
+        moments.setdefault(layer, _Moments()).add(rows)
 
     with ExitStack() as stack:
         stack.enter_context(evaluating(model))

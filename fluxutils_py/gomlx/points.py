@@ -96,8 +96,9 @@ class PointsWriter:
                     if value is None or not math.isfinite(value):  # JSON has no NaN
                         continue
                     common = (kind for kind in ("loss", "accuracy") if kind in name.lower())
-                    point = Point(step, f"{source}: {name}", next(common, name), value)
-                    file.write(json.dumps(point._asdict()) + "\n")
+                    point = {"step": step, "metric": f"{source}: {name}"}
+                    point |= {"type": next(common, name), "value": value}
+                    file.write(json.dumps(point) + "\n")
 
 
 def load_points(path: str | os.PathLike[str]) -> list[Point]:

@@ -157,19 +157,11 @@ def initbatchprovider(
     is_tuple = isinstance(data, tuple)
     # what has a shape is kept: reading a file would load it whole
     arrays = [a if hasattr(a, "shape") else np.asarray(a) for a in (data if is_tuple else (data,))]
-    n_samples = len(targets)
     for a in arrays:
-        if not -len(a.shape) <= axis < len(a.shape) or a.shape[axis] != n_samples:
-            raise ShapeError(
-                f"data of shape {tuple(a.shape)} must have the {n_samples} samples of targets "
-                f"along axis {axis}"
-            )
+        _require_samples(a, len(targets), axis)
     ci = classindexes(targets)
     if indices:
-        chosen = np.asarray(indices[0])
-        keep = np.zeros(n_samples, bool)
-        keep[chosen if chosen.dtype == bool else chosen.astype(int)] = True
-        ci = {label: i[keep[i]] for label, i in ci.items()}
+        ci = _only(ci, np.asarray(indices[0]), len(targets))
     # a minibatch has its classes in order, so all have the same targets
     onehot = np.repeat(np.eye(len(ci), dtype=np.float32), _per_class(ci, n), axis=1)  # (k, m)
     n_axes = len(arrays[0].shape)
@@ -182,14 +174,31 @@ def initbatchprovider(
         with lock:  # the draws of one minibatch follow each other
             ii = balanced_sample(ci, n, rng)
         x = tuple(_take(a, ii, axis) for a in arrays)
-        # a copy, in the floating type of the data
-        if is_tensor(x[0]):
-            dtype = x[0].dtype if x[0].is_floating_point() else torch.float32
-            return x if is_tuple else x[0], x[0].new_tensor(onehot, dtype=dtype)
-        dtype = x[0].dtype if x[0].dtype.kind == "f" else onehot.dtype
-        return x if is_tuple else x[0], onehot.astype(dtype)
+        return x if is_tuple else x[0], _copy_like(x[0], onehot)
 
     return provider
+
+
+def _only(ci: Mapping[Any, Any], chosen: np.ndarray, n: int) -> dict[Any, np.ndarray]:
+    """Return the indices by class that are chosen, by index or by a mask, among ``n``."""
+    keep = np.zeros(n, bool)
+    keep[chosen if chosen.dtype == bool else chosen.astype(int)] = True
+    return {label: i[keep[i]] for label, i in ci.items()}
+
+
+def _require_samples(a: Any, n_samples: int, axis: int) -> None:
+    if not -len(a.shape) <= axis < len(a.shape) or a.shape[axis] != n_samples:
+        raise ShapeError(
+            f"data of shape {tuple(a.shape)} must have the {n_samples} samples of targets along "
+            f"axis {axis}"
+        )
+
+
+def _copy_like(x: Any, onehot: np.ndarray) -> Any:
+    """Return a copy as a tensor or array, in the floating type of ``x``, if it has one."""
+    if is_tensor(x):
+        return x.new_tensor(onehot, dtype=x.dtype if x.is_floating_point() else torch.float32)
+    return onehot.astype(x.dtype if x.dtype.kind == "f" else onehot.dtype)
 
 
 def _per_class(ci: Mapping[Any, Any], n: int) -> int:
