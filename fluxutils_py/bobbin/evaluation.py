@@ -186,7 +186,7 @@ def _evaluate(
     model = None
     with suppress(IndexError, TypeError):  # the first argument is the state in a loop
         model = module_of(args[0])
-    mode = torch.no_grad() if model is None else evaluating(model)
+    mode: Any = torch.no_grad() if model is None else evaluating(model)
     # the task may draw random numbers, which must not shift those of training
     with torch.random.fork_rng(devices=[] if model is None else gpus_of(model)), mode:
         dataset = batches() if callable(batches) else batches

@@ -101,7 +101,8 @@ def igradient(
         return value_and_gradient(loss(*sample), tensors)
 
     # with no samples, maskedgrad raises the error
-    with Threads(len(samples) or 1) if threads is None else nullcontext(threads) as running:
+    block: Any = Threads(len(samples) or 1) if threads is None else nullcontext(threads)
+    with block as running:
         parts = map_in_threads(compute, samples, running)
     gradients = maskedgrad([gradient for _, gradient in parts], tau)
     return tree_reduce([value for value, _ in parts], float.__add__) / len(parts), gradients

@@ -392,13 +392,20 @@ def _train(
     """
     tensors = as_params(params)
     optimizer = make_optimizer(opt, [p for p in tensors if p.requires_grad])
+
+    def loss_of(model: object, minibatch: Any) -> BatchLoss:
+        return compute(minibatch, step.params)
+
+    def describe(sample: object) -> str:
+        return f" at iteration {loop.step + 1}"
+
     step = BatchStep(
-        lambda model, minibatch: compute(minibatch, step.params),
+        loss_of,
         params if isinstance(params, nn.Module) else None,
         optimizer,
         params=tensors,
         shard=divide,
-        describe=lambda minibatch: f" at iteration {loop.step + 1}",
+        describe=describe,
         **settings,
     )
     told = {**told, "batches": settings.get("batches", "same")}

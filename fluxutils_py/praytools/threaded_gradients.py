@@ -94,7 +94,8 @@ def pgradient(
         return value_and_gradient(value, tensors)
 
     parts = [*zip(samples, shares, strict=True)]
-    with Threads(len(samples)) if threads is None else nullcontext(threads) as running:
+    block: Any = Threads(len(samples)) if threads is None else nullcontext(threads)
+    with block as running:
         return sum_gradients(map_in_threads(compute, parts, running))
 
 
