@@ -176,12 +176,12 @@ class SampledSet(Collection[T]):
     max_size: int
     values: tuple[T, ...] = ()
     priorities: tuple[float, ...] = ()
-    # no field, which would be compared; the default is what copies have
+    # no field, which would be compared
     rng: InitVar[np.random.Generator | None] = field(default=None, kw_only=True)
 
     def __post_init__(self, rng: np.random.Generator | None) -> None:
         check_integer("max_size", self.max_size, 1)
-        object.__setattr__(self, "rng", rng)
+        vars(self)["rng"] = rng
         pairs = zip(self.priorities, self.values, strict=True)
         values, priorities = self._smallest(pairs if self.priorities else self._drawn(self.values))
         # not by assignment: the dataclass is frozen
@@ -190,7 +190,7 @@ class SampledSet(Collection[T]):
     def _drawn(self, values: Iterable[T]) -> Iterable[tuple[float, T]]:
         """Yield each value with a new priority."""
         # a fresh one is seeded by the system: no two are alike
-        rng: Any = np.random.default_rng() if self.rng is None else self.rng
+        rng = vars(self).get("rng") or np.random.default_rng()
         return ((rng.random(), x) for x in values)
 
     def _smallest(
@@ -220,7 +220,7 @@ class SampledSet(Collection[T]):
                 )
             pairs = zip(iterable.priorities, iterable.values, strict=True)
         smallest = self._smallest(chain(zip(self.priorities, self.values, strict=True), pairs))
-        return SampledSet(self.max_size, *smallest, rng=self.rng)
+        return SampledSet(self.max_size, *smallest, rng=vars(self).get("rng"))
 
     def __iter__(self) -> Iterator[T]:
         return iter(self.values)
