@@ -136,6 +136,7 @@ class Trainer(BatchStep):
     """
 
     name = "trainer"
+    model: Any  # here always a module
 
     def __init__(
         self,
@@ -345,7 +346,7 @@ class Trainer(BatchStep):
         target, among_labels = batch.y, None
         if isinstance(self.loss_fn, WeightedLoss):
             target, among_labels = target_and_weight(batch.labels)
-        weight = batch.weight if isinstance(batch.weight, Tensor) else among_labels
+        weight: Any = batch.weight if isinstance(batch.weight, Tensor) else among_labels
         if among_labels is not None and weight is not among_labels:
             weight = among_labels * weight
         for metric in metrics:
