@@ -236,6 +236,8 @@ class RunEval:
 
     Examples
     --------
+    >>> from dataclasses import dataclass
+    >>> from torch import nn
     >>> from fluxutils_py.training import InMemory
     >>> from fluxutils_py.gomlx import Trainer
     >>> from fluxutils_py.training import Loop
