@@ -12,7 +12,6 @@ from fluxutils_py.bobbin.evaluation import (
     eval_batches,
     eval_datasets,
 )
-from fluxutils_py.bobbin.mean_metrics import Means, MetricsEval
 from fluxutils_py.bobbin.publish import PublishTrainingProgress, publish_trainer_env_info
 from fluxutils_py.bobbin.replica_check import (
     assert_replica_integrity,
@@ -85,8 +84,6 @@ __all__ = [
     "ImageSummary",
     "KeepBestResults",
     "Loop",
-    "Means",
-    "MetricsEval",
     "MplImageSummary",
     "MultiDirectorySummaryWriter",
     "NullSummaryWriter",

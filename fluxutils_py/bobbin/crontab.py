@@ -62,8 +62,6 @@ class CronTab:
 
     def __init__(self) -> None:
         self._rows: dict[str, tuple[Trigger, Action]] = {}
-        self._hooks = Hooks(of_loop=False)  # for run()
-        self._step_results: dict[str, Any] = {}
         self.results: dict[str, Any] = {}
 
     def schedule(
@@ -96,32 +94,20 @@ class CronTab:
         ValueError
             If there is no trigger, or another action has this name.
         """
-        # checked here, as Python does not know the names in **times
-        if unknown := [key for key in times if key not in TIMES]:
-            raise TypeError(
-                f"schedule() has no trigger {unknown[0]!r}; there are {', '.join(TIMES)} and "
-                "trigger"
-            )
-        triggers = [TIMES[key](value) for key, value in times.items()]
-        if trigger is not None:
-            triggers.insert(0, trigger)
+        triggers = [] if trigger is None else [trigger]
+        for key, value in times.items():
+            if key not in TIMES:
+                raise TypeError(f"schedule() has no trigger {key!r}; there are {', '.join(TIMES)}")
+            triggers.append(TIMES[key](value))
         if not triggers:
-            raise ValueError(
-                f"schedule() needs a trigger: set trigger, or one of {', '.join(TIMES)}"
-            )
+            raise ValueError(f"schedule() needs a trigger: set trigger, or one of {[*TIMES]}")
         if name is None:
             function_name = str(getattr(action, "__qualname__", type(action).__name__))
             # the same function may be scheduled twice, with other triggers
             name = next(n for n in numbered(function_name) if n not in self._rows)
-        when = triggers[0] if len(triggers) == 1 else OrTrigger(*triggers)
-        return self.add(name, when, action)
+        return self.add(name, OrTrigger(*triggers), action)
 
-    def add(
-        self,
-        name: str,
-        trigger: Trigger,
-        action: Action,
-    ) -> Self:
+    def add(self, name: str, trigger: Trigger, action: Action) -> Self:
         """Add ``action`` under ``name``; it is called when ``trigger`` fires. Return self."""
         if not callable(action):
             raise TypeError(f"an action is a function of the loop, got {action!r}")
@@ -129,16 +115,10 @@ class CronTab:
             raise ValueError(
                 f"the table already has an action {name!r}; give this one another name"
             )
-        self._rows[name] = trigger, action
-        self._hooks.add("step", action, name=name, trigger=trigger, results=self._step_results)
+        self._rows[name] = trigger.copy(), action
         return self
 
-    def run(
-        self,
-        state: Any,
-        *args: Any,
-        **kwargs: Any,
-    ) -> dict[str, Any]:
+    def run(self, state: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Call the actions that are due and return their results by name. Call this once after
         every step.
 
@@ -150,31 +130,21 @@ class CronTab:
             Passed to the actions, such as ``step_info=info``. bobbin's
             ``is_train_state_replicated``, by name or as a first bool, is accepted and ignored.
         """
-        for name, (trigger, _) in self._rows.items():
-            if trigger.event != "step":
-                raise ValueError(
-                    f"CronTab.run knows steps only; give {name!r} a trigger of steps, or use a Loop"
-                )
         kwargs.pop("is_train_state_replicated", None)  # a model here is never replicated
         if args and isinstance(args[0], bool):
             args = args[1:]
-        self._step_results.clear()  # the caller gets those of this step, self.results all
-        self._hooks.run("step", state, *args, **kwargs)
-        self.results.update(self._step_results)
-        return dict(self._step_results)
+        results = {}
+        for name, (trigger, action) in self._rows.items():
+            if trigger.fires(state):
+                results[name] = action(state, *args, **kwargs)
+                trigger.acted(state)
+        self.results.update(results)
+        return results
 
     def add_to(self, hooks: Hooks) -> None:
         """Add each row to ``hooks``; ``hooks.attach(crontab)`` calls this."""
         for name, (trigger, action) in self._rows.items():
             hooks.add("step", action, name=name, trigger=trigger, results=self.results)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the counters of the triggers, to resume your own loop in another process."""
-        return self._hooks.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` of a table with the same names returned."""
-        self._hooks.load_state_dict(state)
 
 
 def with_state(action: Callable[..., Any]) -> Callable[[Any], Any]:

@@ -6,14 +6,13 @@ import logging
 import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial, reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self
 
 import torch
-from torch import nn
 
 from fluxutils_py.bobbin.results import EvalResults, on_cpu, raise_undefined
 from fluxutils_py.bobbin.treejson import (
@@ -29,15 +28,10 @@ from fluxutils_py.parallel import RankGroup
 from fluxutils_py.training.checkpointer import Checkpointer
 from fluxutils_py.training.hooks import StopTraining
 from fluxutils_py.training.minibatch import begins_series
-from fluxutils_py.training.train_state import TrainState
 from fluxutils_py.tree import tree_map
-
-if TYPE_CHECKING:
-    from fluxutils_py.training.loop import Loop
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 Batches = Iterable[Any] | Callable[[], Iterable[Any]]
 ResultProcessor = Callable[[dict[str, EvalResults], Any], Any]
 
@@ -80,7 +74,7 @@ class EvalTask:
         """Return the result of no data, the start of every merge: its ``reduce(r)`` must equal
         ``r``.
         """
-        raise_undefined(self, "create_eval_results(dataset_name)", "gives the result of no data")
+        raise_undefined(self, "create_eval_results(dataset_name)")
 
     def evaluate(self, batch: Any, *args: Any, **kwargs: Any) -> EvalResults:
         """Return the result of one batch; :func:`eval_datasets` passes its other arguments on.
@@ -88,7 +82,7 @@ class EvalTask:
         Each rank calls this for its batches only. Do not call collectives in it: ranks may have
         different numbers of batches.
         """
-        raise_undefined(self, "evaluate(batch, ...)", "gives the result of a batch")
+        raise_undefined(self, "evaluate(batch, ...)")
 
     def finalize_eval_results(self, results: EvalResults) -> EvalResults:
         """Return the final results, given the merged results of all ranks; by default unchanged.
@@ -154,7 +148,7 @@ def eval_datasets(
     Raises
     ------
     TypeError
-        If ``evaluate`` returns another type than ``create_eval_results``.
+        If ``evaluate`` returns another type than ``create_eval_results``, on its rank.
     RankError
         If the dataset names differ between ranks.
     RemoteError
@@ -170,35 +164,31 @@ def eval_datasets(
     with RankGroup.from_comm(comm, "eval_datasets") as ranks:
         # a rank with other datasets would wait in another collective for ever
         ranks.require_equal({"the datasets": list(datasets)})
-        return {
-            name: _merge_ranks(ranks, task, partial(_evaluate, task, name, data, args, kwargs))
-            for name, data in datasets.items()
-        }
-
-
-def _merge_ranks(
-    ranks: RankGroup, task: EvalTask, evaluate: Callable[[], EvalResults]
-) -> EvalResults:
-    """Evaluate; return the merged result of all ranks, on every rank."""
-    if ranks.is_single:
-        return _finalize(task, [evaluate()])
-    # pickled here, so that a value that cannot be is an error of this rank
-    pickled = ranks.allgather(ranks.guard(lambda: pickle.dumps(evaluate())))
-    total = ranks.guard(lambda: _finalize(task, map(pickle.loads, pickled)))
-    ranks.allgather()  # has finalize_eval_results failed on any rank?
-    assert total is not None
-    return total
+        results = {}
+        for name, data in datasets.items():
+            own: Any = ranks.guard(_evaluate, task, name, data, args, kwargs)
+            of_ranks = [own]
+            if not ranks.is_single:
+                # pickled here, so that a value that cannot be is an error of this rank
+                pickled = ranks.allgather(ranks.guard(pickle.dumps, own))
+                of_ranks = [pickle.loads(text) for text in pickled]
+            merged = reduce(lambda one, other: one.reduce(other), of_ranks)
+            results[name] = ranks.guard(task.finalize_eval_results, merged)
+            ranks.allgather()  # has finalize_eval_results failed on any rank?
+        return results
 
 
 def _evaluate(
     task: EvalTask, name: str, batches: Batches, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> EvalResults:
     """Return the result of the batches of this rank."""
-    empty = task.create_eval_results(name)
-    total = _check_type(empty, EvalResults, "create_eval_results")
-    # only of the first argument, which is the state in a loop
-    model = _model_of(args)
-    with evaluation_mode(model):
+    total = task.create_eval_results(name)
+    model = None
+    with suppress(IndexError, TypeError):  # the first argument is the state in a loop
+        model = module_of(args[0])
+    mode: Any = torch.no_grad() if model is None else evaluating(model)
+    # the task may draw random numbers, which must not shift those of training
+    with torch.random.fork_rng(devices=[] if model is None else gpus_of(model)), mode:
         dataset = batches() if callable(batches) else batches
         if hasattr(dataset, "reset"):
             dataset.reset()
@@ -206,46 +196,14 @@ def _evaluate(
             if model is not None and begins_series(batch):
                 reset(model)
             result = task.evaluate(batch, *args, **kwargs)
-            total = _reduce_results(total, _check_type(result, type(empty), "evaluate"))
+            if not isinstance(result, type(total)):
+                raise TypeError(
+                    f"evaluate returned {type(result).__name__}; it must return "
+                    f"{type(total).__name__}, as create_eval_results does"
+                )
+            total = total.reduce(result)
         # ranks may have different devices
         return tree_map(on_cpu, total)
-
-
-def _finalize(task: EvalTask, results: Iterable[EvalResults]) -> EvalResults:
-    final = task.finalize_eval_results(reduce(_reduce_results, results))
-    return _check_type(final, EvalResults, "finalize_eval_results")
-
-
-def _check_type(value: object, expected: type[EvalResults], method: str) -> Any:
-    if isinstance(value, expected):
-        return value
-    raise TypeError(f"{method} returned {type(value).__name__}; it must return {expected.__name__}")
-
-
-def _reduce_results(one: EvalResults, other: EvalResults) -> EvalResults:
-    return _check_type(one.reduce(other), type(one), f"{type(one).__name__}.reduce")
-
-
-def _model_of(args: tuple[Any, ...]) -> nn.Module | None:
-    """Return the first argument if it is a model, else its model, else None."""
-    try:
-        return module_of(args[0])
-    except (IndexError, TypeError):
-        return None
-
-
-@contextmanager
-def evaluation_mode(model: nn.Module | None) -> Iterator[None]:
-    """Disable gradients and evaluate; on exit, restore torch's generators and the model's mode and
-    state.
-    """
-    # the task may draw random numbers, which must not shift those of training
-    if model is None:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            yield
-        return
-    with torch.random.fork_rng(devices=gpus_of(model)), evaluating(model):
-        yield
 
 
 class RunEval:
@@ -278,6 +236,8 @@ class RunEval:
 
     Examples
     --------
+    >>> from dataclasses import dataclass
+    >>> from torch import nn
     >>> from fluxutils_py.training import InMemory
     >>> from fluxutils_py.gomlx import Trainer
     >>> from fluxutils_py.training import Loop
@@ -321,12 +281,10 @@ class RunEval:
         comm: object = "auto",
     ) -> None:
         for name, batches in datasets.items():
-            # at the second evaluation it would seem empty
             if isinstance(batches, Iterator) and not hasattr(batches, "reset"):
                 raise DataError(
-                    f"dataset {name!r} is a {type(batches).__name__}, which can be iterated over "
-                    "only once; use a list or another object that can be iterated over again, or a "
-                    "function that returns the batches"
+                    f"dataset {name!r} can be iterated over only once, and would seem empty at the "
+                    "second evaluation; use a list, or a function that returns the batches"
                 )
         self.task = task
         self.datasets = dict(datasets)
@@ -354,24 +312,19 @@ class RunEval:
         """
         return RunEvalKeepBest(self, tune_on, dest)
 
-    def __call__(self, loop: Loop | TrainState, *_: Any, **__: Any) -> dict[str, EvalResults]:
-        with ranks_of(loop, self.comm, "RunEval") as ranks:
+    def __call__(self, loop: Any, *_: Any, **__: Any) -> dict[str, EvalResults]:
+        with ranks_of(loop, self.comm) as ranks:
             return self.run(loop, ranks)
 
-    def run(self, loop: Loop | TrainState, ranks: RankGroup) -> dict[str, EvalResults]:
-        """Evaluate on the given ranks and call the result processors.
-
-        Returns the results by name.
-        """
+    def run(self, loop: Any, ranks: RankGroup) -> dict[str, EvalResults]:
+        """Evaluate on these ranks and call the result processors; return the results by name."""
         results = eval_datasets(self.task, self.datasets, loop, comm=ranks)
         # a processor may write files, which can fail on one rank alone
         ranks.guard(self._process_results, results, loop, ranks.rank)
         ranks.allgather()  # has a processor failed, or stopped the loop, on any rank?
         return results
 
-    def _process_results(
-        self, results: dict[str, EvalResults], loop: Loop | TrainState, rank: int
-    ) -> None:
+    def _process_results(self, results: dict[str, EvalResults], loop: Any, rank: int) -> None:
         if rank == 0:
             for name, result in results.items():
                 logger.info("step %d, %s: %s", loop.step, name, result.to_log_message())
@@ -428,8 +381,8 @@ class RunEvalKeepBest:
     Notes
     -----
     The checkpoint is written before its result: if the process is killed between the two, the model
-    in the folder is better than its result says, never worse. Without this hook, load the best
-    model as :meth:`load_best` does: ``model.load_state_dict(Checkpointer(dest).read()["model"])``.
+    in the folder is better than its result says, never worse. Load the best
+    model by ``model.load_state_dict(Checkpointer(dest).read()["model"])``.
     ``TrainTask.initialize_train_state`` resumes from the folder.
 
     Source: ``RunEvalKeepBest`` of bobbin, which returns the saved state instead of the checkpoint's
@@ -446,7 +399,7 @@ class RunEvalKeepBest:
 
     def __init__(self, run_eval: RunEval, tune_on: str, dest: str | os.PathLike[str]) -> None:
         if tune_on not in run_eval.datasets:
-            known = ", ".join(map(repr, run_eval.datasets)) or "none"
+            known = [*run_eval.datasets]
             raise ValueError(f"there is no dataset {tune_on!r} to tune on; there are {known}")
         self.run_eval = run_eval
         self.tune_on = tune_on
@@ -460,69 +413,38 @@ class RunEvalKeepBest:
         self.run_eval.add_result_processor(processor)
         return self
 
-    def __call__(self, loop: Loop | TrainState, *_: Any, **__: Any) -> KeepBestResults:
-        with ranks_of(loop, self.run_eval.comm, "RunEvalKeepBest") as ranks:
+    def __call__(self, loop: Any, *_: Any, **__: Any) -> KeepBestResults:
+        with ranks_of(loop, self.run_eval.comm) as ranks:
             results = self.run_eval.run(loop, ranks)
-            result = results[self.tune_on]
-            best, path = _from_rank_0(ranks, lambda: self._save_if_better(result, loop))
+            # rank 0 decides for all, by its file
+            decide = partial(self._save_if_better, results[self.tune_on], loop)
+            decided = None if ranks.rank else ranks.guard(decide)
+            best, path = ranks.allgather(decided)[0]
             return KeepBestResults(results, best, path)
 
-    def _save_if_better(
-        self, result: EvalResults, loop: Loop | TrainState
-    ) -> tuple[EvalResults, Path | None]:
+    def _save_if_better(self, result: EvalResults, loop: Any) -> tuple[EvalResults, Path | None]:
         """Save the model if it is the best so far; return the best result and the checkpoint."""
+        path = self.dest / "results.json"
         # read late: only a result of this run tells which types the file has
-        if self._best is None:
-            self._best = self._read_best(result)
+        if self._best is None and path.exists():
+            try:
+                self._best = read_pytree_json_file(path, result)
+            except ValueError as error:
+                warn(f"{error}; it is ignored, and this model counts as the best so far")
         if self._best is not None and not result.is_better_than(self._best):
             return self._best, None
         dump_pytree_json(result)  # raise before writing anything if the result cannot be written
-        state = getattr(loop, "state", loop)
-        parts = {"model": module_of(loop), "optimizer": getattr(state, "opt", None)}
-        states = {name: part.state_dict() for name, part in parts.items() if part is not None}
+        optimizer = getattr(getattr(loop, "state", loop), "opt", None)
+        states = {"model": module_of(loop).state_dict()}
+        if optimizer is not None:
+            states["optimizer"] = optimizer.state_dict()
         # the result last: a process killed in between leaves a model better than its result
-        path = Checkpointer(self.dest).write(states, loop.step)
-        write_pytree_json_file(self.dest / "results.json", result)
+        checkpoint = Checkpointer(self.dest).write(states, loop.step)
+        write_pytree_json_file(path, result)
         self._best = result
-        return result, path
-
-    def _read_best(self, like: EvalResults) -> EvalResults | None:
-        """Return the best result of an earlier process, or None."""
-        try:
-            return read_pytree_json_file(self.dest / "results.json", like)
-        except FileNotFoundError:
-            return None
-        except ValueError as error:
-            warn(f"{error}; it is ignored, and this model counts as the best so far")
-            return None
-
-    def load_best(self, model: nn.Module) -> nn.Module:
-        """Load the best parameters and buffers into ``model`` and return it. Call it on each rank
-        that needs them.
-
-        Raises
-        ------
-        FileNotFoundError
-            If no model has been saved yet.
-        """
-        checkpoint = Checkpointer(self.dest).read()
-        if checkpoint is None:
-            raise FileNotFoundError(f"{self.dest} contains no model: none has been saved yet")
-        model.load_state_dict(checkpoint["model"])
-        return model
+        return result, checkpoint
 
 
-def ranks_of(loop: object, comm: object, call: str) -> RankGroup:
+def ranks_of(loop: object, comm: object) -> RankGroup:
     """Return the ranks of a loop, or the ranks of ``comm`` for a state without ``ranks``."""
-    ranks = getattr(loop, "ranks", None)
-    return RankGroup.from_comm(comm if ranks is None else ranks, call)
-
-
-def _from_rank_0(ranks: RankGroup, compute: Callable[[], T]) -> T:
-    """Call ``compute()`` on rank 0 and return its value on all ranks."""
-    if ranks.is_single:
-        return compute()
-    pickled = None
-    if ranks.rank == 0:
-        pickled = ranks.guard(lambda: pickle.dumps(compute()))
-    return pickle.loads(ranks.allgather(pickled)[0])
+    return RankGroup.from_comm(getattr(loop, "ranks", None) or comm, "an evaluation")

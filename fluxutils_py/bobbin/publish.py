@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from fluxutils_py.bobbin.summaries import (
     active_collector,
     collected_summaries,
@@ -154,14 +152,13 @@ def publish_trainer_env_info(
     params = dict(state.model.named_parameters())
     n_params = total_dimensionality(params)
     n_extra = total_dimensionality(dict(state.model.named_buffers()))
-    devices = dict.fromkeys(p.device for p in params.values())  # each once, in order
     host = socket.gethostname()
     texts = {
         "total_num_params": (
             f"Number of parameters = {n_params}, number of extra variables = {n_extra}"
         ),
         "param_shape": summarize_shape(params),
-        "local_device": "\n".join(map(describe_device, devices)),
+        "local_device": "\n".join(dict.fromkeys(str(p.device) for p in params.values())),
         "trainer_argv": "\n".join(sys.argv),
         "process": f"rank {ranks.rank} of {ranks.size}, pid {os.getpid()} on {host}",
     }
@@ -170,12 +167,3 @@ def publish_trainer_env_info(
         flax_writer.text(prefix + name, as_code(text), state.step)
         if also_do_logging:  # readable, for a run without TensorBoard
             logger.log(loglevel, "%s: %s", name, text)
-
-
-def describe_device(device: torch.device) -> str:
-    """Describe a device: the name of a GPU, the number of threads of a CPU."""
-    if device.type == "cuda":
-        return f"{device} ({torch.cuda.get_device_name(device)})"
-    if device.type == "cpu":
-        return f"{device} ({torch.get_num_threads()} threads)"
-    return str(device)

@@ -9,13 +9,10 @@ import numpy as np
 import torch
 
 from fluxutils_py.bobbin.results import on_cpu
-from fluxutils_py.parallel.communicator import describe_by_rank
 from fluxutils_py.parallel.rank_group import RankGroup
 from fluxutils_py.tree import as_tensor, named_leaves, tree_map
 
 __all__ = ["gather_from_jax_processes"]
-
-PIECE = 1 << 22  # values per comparison
 
 
 def assert_replica_integrity(
@@ -46,7 +43,7 @@ def assert_replica_integrity(
 
     Notes
     -----
-    Rank 0 sends its values piece by piece; no rank collects all values. Source:
+    Rank 0 sends its values array by array; no rank collects all values. Source:
     ``assert_replica_integrity`` of bobbin.
 
     Examples
@@ -54,19 +51,19 @@ def assert_replica_integrity(
     >>> assert_replica_integrity({"weights": torch.zeros(3), "step": 5})
     """
     with RankGroup.from_comm(comm, "assert_replica_integrity", allow_nested=False) as ranks:
-        if ranks.is_single:
-            return
-        leaves = list(named_leaves(tree))
-        outline = [(path, _describe_leaf(value)) for path, value in leaves]
+        leaves = [(path, value, as_tensor(value)) for path, value in named_leaves(tree)]
         # structure first: a comparison of values is a collective for each array
-        difference = _first_difference(ranks.allgather(outline))
-        if difference is not None:
-            ranks.raise_on_all(AssertionError(f"ranks hold different things: {difference}"))
-        mine = _first_distant_array(leaves, ranks, atol, rtol)
-        texts = enumerate(ranks.allgather(mine))
-        differing = [f"rank {rank}: {text}" for rank, text in texts if text is not None]
-        if differing:
-            message = f"replicas differ from rank 0, {'; '.join(differing)}"
+        outline = [(path, repr(v) if t is None else (t.shape, t.dtype)) for path, v, t in leaves]
+        _require_equal(ranks.allgather(outline), ranks)
+        distant = [
+            f"{path} (shape {tuple(tensor.shape)})"
+            for path, _, tensor in leaves
+            if tensor is not None and not _is_close_to_first(tensor, ranks, atol, rtol)
+        ]
+        found = ranks.allgather(distant)
+        if any(found):
+            texts = [f"rank {rank}: {paths[0]}" for rank, paths in enumerate(found) if paths]
+            message = f"replicas differ from rank 0, {'; '.join(texts)}"
             ranks.raise_on_all(AssertionError(message))
 
 
@@ -97,57 +94,17 @@ def gather_from_processes(tree: object, *, comm: object = "auto") -> list[Any]:
 gather_from_jax_processes = gather_from_processes
 
 
-def _describe_leaf(value: object) -> str:
-    tensor = as_tensor(value)
-    return repr(value) if tensor is None else f"shape {tuple(tensor.shape)} of {tensor.dtype}"
+def _require_equal(outlines: list[Any], ranks: RankGroup) -> None:
+    for rank, other in enumerate(outlines):
+        for mine, theirs in zip_longest(outlines[0], other):
+            if mine != theirs:
+                message = f"ranks hold different things: {mine} on rank 0, {theirs} on {rank}"
+                ranks.raise_on_all(AssertionError(message))
 
 
-def _first_difference(outlines: list[list[tuple[str, str]]]) -> str | None:
-    """Describe the first entry that differs between ranks; None if all are equal."""
-    for entries in zip_longest(*outlines):
-        texts = ["nothing" if entry is None else ", ".join(entry) for entry in entries]
-        if len(set(texts)) > 1:
-            return describe_by_rank(texts)
-    return None
-
-
-def _first_distant_array(
-    leaves: list[tuple[str, Any]],
-    ranks: RankGroup,
-    atol: float,
-    rtol: float,
-) -> str | None:
-    """Describe this rank's first array that is too far from that of rank 0; None if there is none.
-
-    Compares all arrays even so, since each comparison is a collective.
-    """
-    first = None
-    for path, value in leaves:
-        tensor = as_tensor(value)
-        if tensor is None or not tensor.numel():
-            continue
-        distance = _distance_from_first(tensor, ranks, atol, rtol)
-        if distance is not None and first is None:
-            first = f"{path} (shape {tuple(tensor.shape)}) by {distance:.3g}"
-    return first
-
-
-def _distance_from_first(
-    t: torch.Tensor, ranks: RankGroup, atol: float, rtol: float
-) -> float | None:
-    """Return the distance of this rank's values from those of rank 0; None within the tolerance."""
+def _is_close_to_first(t: torch.Tensor, ranks: RankGroup, atol: float, rtol: float) -> bool:
+    first = t.clone()
+    ranks.broadcast([first])
     exact = torch.complex128 if t.is_complex() else torch.float64
-    worst = None
-    # in pieces: the copies in float64 of a large layer would not fit in memory
-    for piece in t.reshape(-1).split(PIECE):
-        first = piece.clone()
-        ranks.broadcast([first])
-        mine = piece.to(exact).numpy()
-        theirs = first.to(exact).numpy()
-        if not np.allclose(mine, theirs, rtol=rtol, atol=atol, equal_nan=True):
-            # NaN on both ranks is equal; on one alone it is infinitely far
-            different = ~(np.isnan(mine) & np.isnan(theirs))
-            distance = np.abs(mine - theirs)[different]
-            distance[np.isnan(distance)] = np.inf
-            worst = max(worst or 0.0, float(distance.max()))
-    return worst
+    mine, theirs = (v.to(exact).numpy() for v in (t, first))
+    return np.allclose(mine, theirs, rtol=rtol, atol=atol, equal_nan=True)

@@ -6,9 +6,9 @@ import functools
 import heapq
 import operator
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import InitVar, dataclass, field, fields
 from itertools import chain
-from typing import Any, ClassVar, NoReturn, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -71,7 +71,7 @@ class EvalResults:
 
     def reduce(self, other: Self) -> Self:
         """Return the results of both data; the data of ``self`` come first."""
-        raise_undefined(self, "reduce(other)", "merges two results")
+        raise_undefined(self, "reduce(other)")
 
     def unshard_and_reduce(self) -> Self:
         """Merge results that are stacked along the leading axis of every value, as ``tpmap``
@@ -91,7 +91,7 @@ class EvalResults:
         Comparisons with NaN are False. To let the next result replace a NaN loss, write
         ``self.loss < other.loss or other.loss != other.loss``.
         """
-        raise_undefined(self, "is_better_than(other)", "says which of two is better")
+        raise_undefined(self, "is_better_than(other)")
 
     def to_log_message(self) -> str:
         """Return a line for the log; by default the fields, with shapes instead of arrays."""
@@ -99,9 +99,7 @@ class EvalResults:
 
     def write_to_tensorboard(self, state: Any, writer: Any) -> None:
         """Write the results to a summary writer, at step ``state.step``."""
-        raise_undefined(
-            self, "write_to_tensorboard(state, writer)", "writes results to a summary writer"
-        )
+        raise_undefined(self, "write_to_tensorboard(state, writer)")
 
 
 def on_cpu(leaf: object) -> object:
@@ -109,9 +107,9 @@ def on_cpu(leaf: object) -> object:
     return leaf.detach().cpu() if isinstance(leaf, Tensor) else leaf
 
 
-def raise_undefined(thing: object, method: str, purpose: str) -> NoReturn:
+def raise_undefined(thing: object, method: str) -> NoReturn:
     """Raise NotImplementedError for a method that the subclass must define."""
-    raise NotImplementedError(f"{type(thing).__name__} does not define {method}, which {purpose}")
+    raise NotImplementedError(f"{type(thing).__name__} does not define {method}")
 
 
 def _format_value(value: object) -> str:
@@ -124,7 +122,7 @@ def _format_value(value: object) -> str:
     return f"{number:.6g}" if isinstance(number, float) else str(number)
 
 
-@dataclass(frozen=True, init=False)
+@dataclass(frozen=True)
 class SampledSet(Collection[T]):
     """Uniform sample, without replacement, of at most ``max_size`` of all elements added.
 
@@ -161,8 +159,7 @@ class SampledSet(Collection[T]):
     Raises
     ------
     TypeError, ValueError
-        If ``rng`` is not a generator, ``max_size`` is below 1, or values and priorities differ in
-        number.
+        If ``max_size`` is no integer of at least 1, or values and priorities differ in number.
 
     Notes
     -----
@@ -177,40 +174,31 @@ class SampledSet(Collection[T]):
     """
 
     max_size: int
-    values: tuple[T, ...]
-    priorities: tuple[float, ...]
-    # A default for copies; __init__ sets an attribute of the object. A field would be compared.
-    _rng: ClassVar[np.random.Generator | None] = None
+    values: tuple[T, ...] = ()
+    priorities: tuple[float, ...] = ()
+    # no field, which would be compared
+    rng: InitVar[np.random.Generator | None] = field(default=None, kw_only=True)
 
-    def __init__(
-        self,
-        max_size: int,
-        values: Iterable[T] = (),
-        priorities: Iterable[float] = (),
-        *,
-        rng: np.random.Generator | None = None,
-    ) -> None:
-        if not (rng is None or isinstance(rng, np.random.Generator)):
-            raise TypeError(
-                f"rng must be a numpy.random.Generator or None, got {rng!r}; make one with "
-                "numpy.random.default_rng and give the same one to all sets that will be united"
-            )
-        max_size = check_integer("max_size", max_size, 1)
-        values = tuple(values)
-        priorities = tuple(map(float, priorities))
-        if priorities and len(priorities) != len(values):
-            raise ValueError(f"SampledSet: {len(values)} values but {len(priorities)} priorities")
-        pairs: Iterable[tuple[float, T]] = zip(priorities, values, strict=True)
-        if not priorities:
-            pairs = _with_priorities(values, rng)
-        smallest = _nsmallest(max_size, pairs)
+    def __post_init__(self, rng: np.random.Generator | None) -> None:
+        check_integer("max_size", self.max_size, 1)
+        vars(self)["rng"] = rng
+        pairs = zip(self.priorities, self.values, strict=True)
+        values, priorities = self._smallest(pairs if self.priorities else self._drawn(self.values))
         # not by assignment: the dataclass is frozen
-        vars(self).update(
-            max_size=max_size,
-            values=tuple(x for _, x in smallest),
-            priorities=tuple(priority for priority, _ in smallest),
-            _rng=rng,
-        )
+        vars(self).update(values=values, priorities=priorities)
+
+    def _drawn(self, values: Iterable[T]) -> Iterable[tuple[float, T]]:
+        """Yield each value with a new priority."""
+        # a fresh one is seeded by the system: no two are alike
+        rng = vars(self).get("rng") or np.random.default_rng()
+        return ((rng.random(), x) for x in values)
+
+    def _smallest(
+        self, pairs: Iterable[tuple[float, T]]
+    ) -> tuple[tuple[T, ...], tuple[float, ...]]:
+        # no list of all pairs: the values may not fit in memory
+        smallest = heapq.nsmallest(self.max_size, pairs, key=operator.itemgetter(0))
+        return tuple(x for _, x in smallest), tuple(float(priority) for priority, _ in smallest)
 
     def add(self, x: T) -> SampledSet[T]:
         """Return a new set with ``x`` added."""
@@ -223,21 +211,16 @@ class SampledSet(Collection[T]):
         Raises ValueError for a set with a smaller ``max_size``, which may have dropped elements of
         the joint sample.
         """
-        if not isinstance(iterable, SampledSet):
-            pairs = _with_priorities(iterable, self._rng)
-        elif iterable.max_size < self.max_size:
-            raise ValueError(
-                f"a sample of at most {iterable.max_size} cannot be united into one of "
-                f"{self.max_size}; give both the same max_size"
-            )
-        else:
+        pairs = self._drawn(iterable)
+        if isinstance(iterable, SampledSet):
+            if iterable.max_size < self.max_size:
+                raise ValueError(
+                    f"a sample of at most {iterable.max_size} cannot be united into one of "
+                    f"{self.max_size}; give both the same max_size"
+                )
             pairs = zip(iterable.priorities, iterable.values, strict=True)
-        mine = zip(self.priorities, self.values, strict=True)
-        # no list of all pairs: the iterable may not fit in memory
-        smallest = _nsmallest(self.max_size, chain(mine, pairs))
-        values = [x for _, x in smallest]
-        priorities = [priority for priority, _ in smallest]
-        return SampledSet(self.max_size, values, priorities, rng=self._rng)
+        smallest = self._smallest(chain(zip(self.priorities, self.values, strict=True), pairs))
+        return SampledSet(self.max_size, *smallest, rng=vars(self).get("rng"))
 
     def __iter__(self) -> Iterator[T]:
         return iter(self.values)
@@ -250,16 +233,4 @@ class SampledSet(Collection[T]):
 
     def __getstate__(self) -> dict[str, Any]:
         # two copies of a generator would draw the same priorities
-        return {name: value for name, value in self.__dict__.items() if name != "_rng"}
-
-
-def _nsmallest(n: int, pairs: Iterable[tuple[float, T]]) -> list[tuple[float, T]]:
-    return heapq.nsmallest(n, pairs, key=operator.itemgetter(0))
-
-
-def _with_priorities(
-    values: Iterable[T], rng: np.random.Generator | None
-) -> Iterator[tuple[float, T]]:
-    """Yield each value with a new priority."""
-    rng = np.random.default_rng() if rng is None else rng  # seeded by the system, never alike
-    return ((rng.random(), x) for x in values)
+        return {name: value for name, value in vars(self).items() if name != "rng"}

@@ -101,18 +101,8 @@ def MplImageSummary(
 class SummaryCollector:
     """Keep the summaries sown since the last ``take``, the latest for each module and name."""
 
-    def __init__(self, evaluation: bool) -> None:
-        self.evaluation = evaluation
-        self._summaries: dict[tuple[nn.Module, str], Summary] = {}
-
-    def add(self, module: nn.Module, name: str, summary: Summary | Callable[[], Summary]) -> None:
-        if not (module.training or self.evaluation):
-            return
-        # called only here: a summary may be expensive to compute
-        if not isinstance(summary, Summary):
-            with torch.no_grad():
-                summary = summary()
-        self._summaries[module, name] = summary
+    def __init__(self) -> None:
+        self.sown: dict[tuple[nn.Module, str], Summary] = {}
 
     def take(self, model: nn.Module) -> dict[str, Summary]:
         """Remove and return the summaries of a model's modules, by path, such as
@@ -120,9 +110,9 @@ class SummaryCollector:
         """
         taken = {}
         for path, module in model.named_modules():
-            folder = path.replace(".", "/") + "/" if path else ""  # the model itself has no path
-            for key in [key for key in self._summaries if key[0] is module]:
-                taken[folder + key[1]] = self._summaries.pop(key)
+            for key in [key for key in self.sown if key[0] is module]:
+                # the model itself has no path
+                taken[f"{path}.".lstrip(".").replace(".", "/") + key[1]] = self.sown.pop(key)
         return taken
 
 
@@ -137,20 +127,14 @@ def active_collector() -> SummaryCollector | None:
 
 
 @contextmanager
-def collected_summaries(*, evaluation: bool = False) -> Iterator[SummaryCollector]:
-    """Collect the summaries that models :func:`sow`, within ``with collected_summaries() as
-    found:``.
+def collected_summaries() -> Iterator[SummaryCollector]:
+    """Collect the summaries that models in training mode :func:`sow`, within ``with
+    collected_summaries() as found:``.
 
     ``found.take(model)`` returns the summaries by path. If blocks are nested, the innermost
     collects.
-
-    Parameters
-    ----------
-    evaluation : bool
-        Whether to collect from modules in evaluation mode, too. False: a validation in between
-        leaves no summaries.
     """
-    collector = SummaryCollector(evaluation)
+    collector = SummaryCollector()
     token = _active.set(collector)
     try:
         yield collector
@@ -159,8 +143,8 @@ def collected_summaries(*, evaluation: bool = False) -> Iterator[SummaryCollecto
 
 
 def sow(module: nn.Module, name: str, summary: Summary | Callable[[], Summary]) -> None:
-    """Record a summary in ``forward``, for :func:`collected_summaries`; without a collector, do
-    nothing.
+    """Record a summary in ``forward``, for :func:`collected_summaries`; without a collector, or in
+    evaluation mode, do nothing.
 
     A later summary under the same name replaces an earlier one.
 
@@ -190,8 +174,12 @@ def sow(module: nn.Module, name: str, summary: Summary | Callable[[], Summary]) 
     ['1/mean_output']
     """
     collector = _active.get()
-    if collector is not None:
-        collector.add(module, name, summary)
+    if collector is None or not module.training:
+        return
+    if not isinstance(summary, Summary):
+        with torch.no_grad():
+            summary = summary()
+    collector.sown[module, name] = summary
 
 
 def publish_train_intermediates(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -12,9 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fluxutils_py.tree import named_leaves, tree_map
-
-ARGTYPES = ("static", "thru", "broadcast", "shard", "rng")
+from fluxutils_py.tree import split_leading_axis, tree_map, unshard
 
 
 def tpmap(
@@ -56,10 +53,9 @@ def tpmap(
 
     Raises
     ------
-    TypeError
-        When called with arguments that do not match the types.
-    ValueError
-        If a type is unknown, or the number of devices does not divide a leading axis.
+    TypeError, ValueError
+        When called with arguments that do not match the types, an unknown type, or a leading axis
+        that does not fit the number of devices.
 
     Notes
     -----
@@ -74,113 +70,72 @@ def tpmap(
             [4., 6.]])
     """
     if not isinstance(axis_name, str):  # left out: the arguments after it move up
-        if argtypes is not None:
-            kwargtypes = argtypes  # type: ignore[assignment]
+        kwargtypes = argtypes or kwargtypes  # type: ignore[assignment]
         argtypes = axis_name
-    if argtypes is None:
-        raise TypeError("tpmap needs argtypes, one for each positional argument")
-    on = _torch_devices(devices)
-    types: tuple[Any, dict[str, str]] = tuple(argtypes), dict(kwargtypes or {})
-    _check_types(types, on)
+    types = tuple(argtypes or ())
+    named_types = dict(kwargtypes or {})
+    on = _devices(devices)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        given = _divide_arguments(types, args, kwargs, on)
-        with ThreadPoolExecutor(len(on)) as pool:
-            # all are submitted before the first result is waited for
-            futures = [pool.submit(f, *positional, **named) for positional, named in given]
-            results = [future.result() for future in futures]
-        stacked = tree_map(_stack_results, *results)
+        if len(args) != len(types) or kwargs.keys() != named_types.keys():
+            raise TypeError(
+                f"expected {len(types)} positional arguments and the keywords {[*named_types]}, "
+                f"got {len(args)} and {[*kwargs]}"
+            )
+        positional = [_divide(*pair, on) for pair in zip(types, args, strict=True)]
+        named = [_divide(named_types[name], value, on) for name, value in kwargs.items()]
+        stacked = tree_map(_stack_results, *_call_each(f, positional, list(kwargs), named))
         return stacked if wrap_return is None else wrap_return(stacked)
 
-    call.__name__ = getattr(f, "__name__", "mapped")
-    call.__doc__ = inspect.getdoc(f)
     return call
 
 
-def _torch_devices(devices: int | Sequence[Any] | None) -> list[torch.device]:
-    """Return the device of each thread; None: all GPUs, else the CPU."""
+def _devices(devices: int | Sequence[Any] | None) -> Sequence[Any]:
     if devices is None:
         devices = [torch.device("cuda", i) for i in range(torch.cuda.device_count())] or ["cpu"]
-    if isinstance(devices, int):
-        devices = ["cpu"] * devices
-    return [torch.device(device) for device in devices]
+    return ["cpu"] * devices if isinstance(devices, int) else devices
 
 
-def _check_types(types: tuple[Any, dict[str, str]], devices: Sequence[torch.device]) -> None:
-    if not devices:
-        raise ValueError("tpmap needs at least one device")
-    for argtype in (*types[0], *types[1].values()):
-        if argtype not in ARGTYPES:
-            raise ValueError(f"argument type must be one of {', '.join(ARGTYPES)}; got {argtype!r}")
+def _call_each(
+    f: Callable[..., Any], positional: list[Any], names: list[str], named: list[Any]
+) -> list[Any]:
+    """Call a function with the part of each argument of one device after another, in threads."""
+    n = len((positional or named)[0])
+    with ThreadPoolExecutor(n) as pool:
+        # all are submitted before the first result is waited for
+        futures = []
+        for i in range(n):
+            keywords = dict(zip(names, [parts[i] for parts in named], strict=True))
+            futures.append(pool.submit(f, *[parts[i] for parts in positional], **keywords))
+        return [future.result() for future in futures]
 
 
-def _divide_arguments(
-    types: tuple[Any, dict[str, str]],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    devices: Sequence[torch.device],
-) -> list[tuple[list[Any], dict[str, Any]]]:
-    """Return positional and keyword arguments for each device."""
-    argtypes, kwargtypes = types
-    if len(args) != len(argtypes):
-        raise TypeError(
-            f"expected {len(argtypes)} positional arguments, one per argtype; got {len(args)}"
-        )
-    if set(kwargs) != set(kwargtypes):
-        raise TypeError(
-            f"expected keywords {sorted(kwargtypes)}, one per kwargtype; got {sorted(kwargs)}"
-        )
-    pairs = zip(argtypes, args, strict=True)
-    given = [_divide_argument(argtype, value, devices) for argtype, value in pairs]
-    named = {k: _divide_argument(kwargtypes[k], value, devices) for k, value in kwargs.items()}
-    return [
-        ([parts[i] for parts in given], {k: parts[i] for k, parts in named.items()})
-        for i in range(len(devices))
-    ]
-
-
-def _divide_argument(argtype: str, value: Any, devices: Sequence[torch.device]) -> list[Any]:
+def _divide(argtype: str, value: Any, devices: Sequence[Any]) -> list[Any]:
     """Return the part of an argument for each device."""
     n = len(devices)
     if argtype == "static":  # not copied, so it may be anything
         return [value] * n
     if argtype == "rng":
-        # one draw from the caller's generator, so that the parts do not depend on thread timing
+        # drawn from the caller's generator, so that the parts do not depend on thread timing
         seeds = torch.randint(2**63 - 1, (n,), generator=value).tolist()
-        seeds_of_devices = zip(devices, seeds, strict=True)
-        return [torch.Generator(device).manual_seed(seed) for device, seed in seeds_of_devices]
-    if argtype != "broadcast":
-        _require_divisible(argtype, value, n)
+        pairs = zip(devices, seeds, strict=True)
+        return [torch.Generator(device).manual_seed(seed) for device, seed in pairs]
+    if argtype == "broadcast":
+        parts = [value] * n
+    elif argtype == "shard":
+        parts = unshard(split_leading_axis(n, value, split_group_name="devices"))
+    elif argtype == "thru":
+        parts = unshard(value)
+    else:
+        raise ValueError(f"an argument is static, broadcast, shard, thru or rng, not {argtype!r}")
+    if len(parts) != n:
+        raise ValueError(f"an argument of {len(parts)} rows does not go thru {n} devices")
     return [
-        tree_map(partial(_part_of_leaf, argtype, i, n, device), value)
-        for i, device in enumerate(devices)
+        tree_map(partial(_move, device), part) for device, part in zip(devices, parts, strict=True)
     ]
 
 
-def _require_divisible(argtype: str, value: object, n: int) -> None:
-    """Raise ValueError if a leaf has no part for each of ``n`` devices."""
-    # here, because an error in a thread would not name the argument
-    for path, leaf in named_leaves(value):
-        shape = tuple(np.shape(leaf))
-        if argtype == "thru":
-            fits = shape[:1] == (n,)
-            needed = f"{n} long"
-        else:
-            fits = bool(shape) and shape[0] % n == 0
-            needed = f"divisible by the {n} devices"
-        if not fits:
-            raise ValueError(
-                f"{path or 'argument'} has shape {shape}; to {argtype} it, its leading axis must "
-                f"be {needed}"
-            )
-
-
-def _part_of_leaf(argtype: str, i: int, n: int, device: torch.device, leaf: Any) -> Any:
-    if argtype == "thru":
-        leaf = leaf[i]
-    elif argtype == "shard":
-        size = len(leaf) // n
-        leaf = leaf[i * size : (i + 1) * size]
+def _move(device: Any, leaf: Any) -> Any:
     return leaf.to(device) if isinstance(leaf, Tensor) else leaf
 
 

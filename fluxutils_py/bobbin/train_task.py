@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from fluxutils_py.bobbin.publish import PublishTrainingProgress
+from fluxutils_py.bobbin.results import raise_undefined
 from fluxutils_py.bobbin.task_step import Seed, TaskStep, draw, generator
-from fluxutils_py.errors import LoadError
 from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.nn.states import evaluating, reset
 from fluxutils_py.parallel import RankGroup, is_main_process
@@ -78,10 +78,7 @@ class BaseTrainTask:
             ``aux`` is a mapping, which becomes ``StepInfo.metrics``, detached; or another tree,
             which becomes its entry ``"aux"``; or None.
         """
-        raise NotImplementedError(
-            f"{type(self).__name__} has no compute_loss: define compute_loss(self, model, batch, "
-            "*, step, rng)"
-        )
+        raise_undefined(self, "compute_loss(self, model, batch, *, step, rng)")
 
     def batch_weight(self, batch: Any) -> float:
         """Return the weight of the batch in means over ranks: the number of data in its loss; 0 if
@@ -133,7 +130,9 @@ class BaseTrainTask:
         """
         return shard_batch(batch, rank, size)
 
-    def make_training_step_fn(self, **settings: Any) -> TaskStep:
+    def make_training_step_fn(
+        self, **settings: Any
+    ) -> Callable[[TrainState, Any, Seed], tuple[TrainState, StepInfo]]:
         """Return a function that takes one training step.
 
         Parameters
@@ -157,7 +156,17 @@ class BaseTrainTask:
             In a step, on every rank, if the loss or the gradient is NaN or infinite. The parameters
             do not change.
         """
-        return TaskStep(self, **settings)
+        bound: list[TaskStep] = []
+
+        def train_step(state: TrainState, batch: object, rng: Seed) -> tuple[TrainState, StepInfo]:
+            # not bound again at each step, which would lose the gradients that wait for more
+            if not bound or (bound[0].model, bound[0].optimizer) != (state.model, state.opt):
+                bound[:] = [TaskStep(self, state, **settings)]
+            bound[0].state = state
+            bound[0].seed = rng
+            return state, bound[0].train_step(batch) or StepInfo(None, 0)
+
+        return train_step
 
     # -- actions -----------------------------------------------------------------------------------
 
@@ -234,20 +243,10 @@ class TrainTask(BaseTrainTask):
         example_kwargs: Mapping[str, Any] | None = None,
         required_rngs: Iterable[str] = (),
     ) -> None:
-        if not callable(model):
-            raise TypeError(
-                "model must be a torch module, or a class or function that makes one; got "
-                f"{model!r}"
-            )
-        self._model = model
+        self.model = model  # training changes state.model instead
         self.example_args = tuple(example_args)
         self.example_kwargs = dict(example_kwargs or {})
         self.required_rngs = tuple(required_rngs)
-
-    @property
-    def model(self) -> Any:
-        """The ``model`` parameter. Training changes ``state.model`` instead."""
-        return self._model
 
     def get_rng_dict(self, rng: Seed, extra_keys: Iterable[str] = ()) -> dict[str, torch.Generator]:
         """Return a generator for each name in ``required_rngs`` and ``extra_keys``.
@@ -256,10 +255,8 @@ class TrainTask(BaseTrainTask):
         ``torch.Generator`` advances.
         """
         names = (*self.required_rngs, *extra_keys)
-        if twice := {n for n in names if names.count(n) > 1}:
-            raise ValueError(
-                f"generators must have different names, got {', '.join(sorted(twice))} twice"
-            )
+        if len(set(names)) < len(names):
+            raise ValueError(f"generators must have different names, got {names}")
         # spawned, not counted up from the seed: neighbouring seeds must not share numbers
         seeds = np.random.SeedSequence(draw(rng)).spawn(len(names))
         return {name: generator(seed) for name, seed in zip(names, seeds, strict=True)}
@@ -284,63 +281,35 @@ class TrainTask(BaseTrainTask):
         LoadError
             If the checkpoint does not fit the model and the optimizer.
         TypeError
-            If ``model`` does not make a module, or ``opt`` does not make an optimizer.
+            If ``opt`` does not make an optimizer.
         ValueError
             If lazy layers have no sizes, or no parameter requires gradients.
         """
+        given: Any = self.model
         with seeded(draw(seed)):
-            model = self._make_model()
+            # copied, so that each training begins with the same weights
+            model = copy.deepcopy(given) if isinstance(given, nn.Module) else given()
+            if self.example_args or self.example_kwargs:
+                with evaluating(model):  # keep the running means of batch normalisation
+                    reset(model)  # a given module may have a state for another batch size
+                    example = self.example_args, self.example_kwargs
+                    args, kwargs = tree_map(_array_to_tensor, example)
+                    model(*args, **kwargs)
         # the optimizer would get parameters without values
-        lazy = [name for name, p in model.named_parameters() if nn.parameter.is_lazy(p)]
-        if lazy:
-            raise ValueError(
-                f"{', '.join(lazy)} of the model have no sizes yet: give the task example_args"
-            )
+        if any(map(nn.parameter.is_lazy, model.parameters())):
+            raise ValueError("parameters of the model have no sizes: give the task example_args")
         if isinstance(opt, torch.optim.Optimizer):
             raise TypeError(
-                "opt must be an optimizer class such as torch.optim.AdamW, a functools.partial of "
-                f"one, or a function of the parameters, which are made here; got {opt!r}"
+                "opt must be an optimizer class such as torch.optim.AdamW, or a function of the "
+                f"parameters, which are made here; got {opt!r}"
             )
         trainable = [p for p in model.parameters() if p.requires_grad]
         state = TrainState(0, model, make_optimizer(opt, trainable))
         if checkpoint_path is not None:
-            self._restore_state(state, Checkpointer(checkpoint_path))
+            saves = Checkpointer(checkpoint_path).track(**state.parts())
+            if saves.restore(comm=None):
+                state.step = saves.latest_step()
         return state
-
-    def _make_model(self) -> nn.Module:
-        given = self._model  # copied, so that each training begins with the same weights
-        model = copy.deepcopy(given) if isinstance(given, nn.Module) else given()
-        if not isinstance(model, nn.Module):
-            raise TypeError(
-                f"model={self._model!r} must make a torch module, it made {type(model).__name__}"
-            )
-        if self.example_args or self.example_kwargs:
-            self._call_once(model)
-        return model
-
-    def _call_once(self, model: nn.Module) -> None:
-        with evaluating(model):  # keep the running means of batch normalisation
-            reset(model)  # a given module may have a state for another batch size
-            args, kwargs = tree_map(_array_to_tensor, (self.example_args, self.example_kwargs))
-            model(*args, **kwargs)
-
-    def _restore_state(self, state: TrainState, checkpoints: Checkpointer) -> None:
-        path = checkpoints.latest()
-        if path is None:
-            return
-        saved = checkpoints.read(path) or {}
-        # it may be a checkpoint of something else, such as a loop alone
-        if missing := [name for name in state.parts() if name not in saved]:
-            raise LoadError(
-                f"{path} has no {' and no '.join(missing)}, it is of {sorted(saved)}; save with "
-                "make_checkpoint_saver, or a Checkpointer that tracks **state.parts()"
-            )
-        for name, part in state.parts().items():
-            try:
-                part.load_state_dict(saved[name])
-            except Exception as error:  # torch may raise any error
-                raise LoadError(f"{path} does not fit, its {name}: {error}") from error
-        state.step = checkpoints.latest_step()
 
 
 def initialize_train_state(
@@ -367,6 +336,4 @@ def initialize_train_state(
 
 
 def _array_to_tensor(value: object) -> object:
-    """Return a numeric array as a tensor, anything else as it is."""
-    tensor = as_tensor(value) if isinstance(value, np.ndarray) else None
-    return value if tensor is None else tensor
+    return as_tensor(value) if isinstance(value, np.ndarray) else value

@@ -6,7 +6,7 @@ import atexit
 import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,7 +17,6 @@ from torch import Tensor
 from fluxutils_py.parallel import is_main_process
 from fluxutils_py.reporting.tensorboard import open_torch_writer
 from fluxutils_py.tree import tree_map
-from fluxutils_py.validation import check_integer
 
 
 class NullSummaryWriter:
@@ -72,7 +71,7 @@ class NullSummaryWriter:
         return lambda results, state: None
 
     def flush(self) -> None:
-        """Write everything to disk. Does nothing after :meth:`close`."""
+        """Write everything to disk."""
 
     def close(self) -> None:
         """Close the files. A second call does nothing; writing afterwards raises ValueError."""
@@ -125,7 +124,7 @@ class SummaryWriter(NullSummaryWriter):
 
     def _call(self, method: str, *args: Any, **options: Any) -> None:
         if self._torch is None:
-            raise_closed(self.log_dir)
+            raise ValueError(f"the writer of {self.log_dir} is closed; open another to write more")
         WRITE[method](self._torch, *args, **options)
         if self.auto_flush:
             self._torch.flush()
@@ -136,15 +135,9 @@ class SummaryWriter(NullSummaryWriter):
 
     def close(self) -> None:
         if self._torch is not None:
-            writer = self._torch
+            self._torch.close()
             self._torch = None
             atexit.unregister(self.close)  # which would keep the writer in memory
-            writer.close()
-
-
-def raise_closed(log_dir: object) -> None:
-    """Raise the error of a writer that is closed."""
-    raise ValueError(f"the writer of {log_dir} is closed; open another to write more")
 
 
 def _write_image(writer: Any, tag: str, image: Any, step: int, max_outputs: int) -> None:
@@ -194,23 +187,13 @@ class ThreadedSummaryWriter(NullSummaryWriter):
     ----------
     base_writer : writer with flax's methods, or torch.utils.tensorboard.SummaryWriter
         Writer that the thread uses, and nothing else may. Closing this writer closes it.
-    max_workers : int
-        Accepted for bobbin and ignored: a file takes one summary at a time, so there is one thread.
-    wait_on_flush : bool
-        Whether :meth:`flush` waits until everything is on disk. False: it is queued like a summary.
-
-    Raises
-    ------
-    RuntimeError
-        From :meth:`flush` and :meth:`close`, if a summary could not be written since the last of
-        these calls; names the first one.
-    ValueError
-        When writing after :meth:`close`.
+    max_workers, wait_on_flush
+        Accepted for bobbin and ignored: there is one thread, and :meth:`flush` waits for it.
 
     Notes
     -----
-    An open writer is closed when the program ends. Source: bobbin, which drops errors of its
-    threads.
+    An error of the thread is raised by the next :meth:`flush` or :meth:`close`. Source: bobbin,
+    which drops errors of its threads.
 
     Examples
     --------
@@ -224,71 +207,40 @@ class ThreadedSummaryWriter(NullSummaryWriter):
     def __init__(
         self, base_writer: object, max_workers: int = 1, wait_on_flush: bool = False
     ) -> None:
-        check_integer("max_workers", max_workers, 1)
         self.base_writer = with_flax_names(base_writer)
-        self.wait_on_flush = wait_on_flush
-        self.log_dir = getattr(base_writer, "log_dir", base_writer)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="summaries")
-        self._is_open = True
-        self._failed: list[tuple[str, Exception]] = []
-        atexit.register(self.close)
+        self._thread = ThreadPoolExecutor(1)
+        self._error: Exception | None = None
 
     @classmethod
-    def open(
-        cls,
-        log_dir: str | os.PathLike[str],
-        max_workers: int = 1,
-        wait_on_flush: bool = False,
-        **options: Any,
-    ) -> Self:
-        """Open a writer for a directory; ``options`` go to :class:`SummaryWriter`."""
-        return cls(SummaryWriter(log_dir, **options), max_workers, wait_on_flush)
+    def open(cls, log_dir: str | os.PathLike[str], *args: Any, **options: Any) -> Self:
+        """Open a writer for a directory; the other arguments are those of the class."""
+        return cls(SummaryWriter(log_dir), *args, **options)
 
     def _call(self, method: str, *args: Any, **options: Any) -> None:
-        if not self._is_open:
-            raise_closed(self.log_dir)
         # copied now, because the caller may change them before the thread reads them
         values = [tree_map(copy_to_cpu, arg) for arg in args]
-        summary = repr(args[0]) if isinstance(args[0], str) else method
-        call = getattr(self.base_writer, method)
-        self._thread.submit(self._run_and_keep_error, summary, call, *values, **options)
+        self._thread.submit(self._run, getattr(self.base_writer, method), *values, **options)
 
-    def flush(self) -> None:
-        if self._is_open:
-            flush = self.base_writer.flush
-            done = self._thread.submit(self._run_and_keep_error, "flush", flush)
-            if self.wait_on_flush:
-                done.result()
-            self._raise_failed()
-
-    def close(self) -> None:
-        if self._is_open:
-            self._is_open = False
-            atexit.unregister(self.close)
-            self._thread.shutdown()  # after its queue
-            self._run_and_keep_error("close", self.base_writer.close)
-            self._raise_failed()
-
-    def _run_and_keep_error(
-        self, summary: str, call: Callable[..., Any], *args: Any, **options: Any
-    ) -> None:
+    def _run(self, call: Callable[..., Any], *args: Any, **options: Any) -> None:
         try:
             call(*args, **options)
-        except Exception as error:  # raised by the next flush: nobody waits for this call
-            self._failed.append((summary, error))
+        except Exception as error:  # nobody waits for this call
+            self._error = self._error or error
 
-    def _raise_failed(self) -> None:
-        """Raise the first error since the last call."""
-        if not self._failed:
-            return
-        summary, error = self._failed[0]
-        n_more = len(self._failed) - 1
-        self._failed = []
-        others = f" (and {n_more} more)" if n_more else ""
-        raise RuntimeError(
-            f"summary {summary} was not written to {self.log_dir}{others}: "
-            f"{type(error).__name__}: {error}"
-        ) from error
+    def flush(self) -> None:
+        self._thread.submit(self._run, self.base_writer.flush).result()
+        error = self._error
+        self._error = None
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        self._thread.shutdown()  # after its queue
+        self.base_writer.close()
+        error = self._error
+        self._error = None
+        if error is not None:
+            raise error
 
 
 def copy_to_cpu(value: object) -> object:
@@ -299,15 +251,10 @@ def copy_to_cpu(value: object) -> object:
 
 
 def split_tag(tag: str) -> tuple[str, str]:
-    """Split a tag into the key of its directory and the rest.
+    """Split a tag into the key of its directory and the rest; ValueError if it lacks one of them.
 
     >>> split_tag("dev/loss/mean")
     ('dev', 'loss/mean')
-
-    Raises
-    ------
-    ValueError
-        If the tag does not have two parts.
     """
     key, _, rest = tag.partition("/")
     if not (key and rest):
@@ -317,6 +264,7 @@ def split_tag(tag: str) -> tuple[str, str]:
     return key, rest
 
 
+@dataclass(kw_only=True)
 class MultiDirectorySummaryWriter(NullSummaryWriter):
     """Writer that takes the directory from the tag: ``"dev/acc"`` becomes ``"acc"`` in
     ``log_dir_root/dev``.
@@ -365,41 +313,26 @@ class MultiDirectorySummaryWriter(NullSummaryWriter):
     ['dev', 'test']
     """
 
-    def __init__(
-        self,
-        log_dir_root: str | os.PathLike[str],
-        *,
-        keys: Iterable[str] = (),
-        allow_new_keys: bool = True,
-        only_from_leader_process: bool = True,
-        auto_flush: bool = True,
-        tag_to_key: Callable[[str], tuple[str, str]] = split_tag,
-        dirname: Callable[[str], str] = str,
-        use_threaded_writer: bool = True,
-        comm: object = "auto",
-    ) -> None:
+    log_dir_root: str | os.PathLike[str] = field(kw_only=False)
+    keys: Iterable[str] = ()
+    allow_new_keys: bool = True
+    only_from_leader_process: bool = True
+    auto_flush: bool = True
+    tag_to_key: Callable[[str], tuple[str, str]] = split_tag
+    dirname: Callable[[str], str] = str
+    use_threaded_writer: bool = True
+    comm: object = "auto"
+
+    def __post_init__(self) -> None:
         # a directory is created on first use, when the program may have changed its folder
-        self.log_dir = Path(log_dir_root).absolute()
-        self.keys = tuple(keys)
-        self.allow_new_keys = allow_new_keys
-        self.auto_flush = auto_flush
-        self.use_threaded_writer = use_threaded_writer
-        self.tag_to_key = tag_to_key
-        self.dirname = dirname
-        self.disabled = only_from_leader_process and not is_main_process(comm=comm)
+        self.log_dir = Path(self.log_dir_root).absolute()
+        self.disabled = self.only_from_leader_process and not is_main_process(comm=self.comm)
         self._writers: dict[str, Any] = {}
-        self._is_open = True
 
     def subwriter(self, key: str) -> Any:
         """Return the writer for the directory of a key. Closing this writer closes it."""
         if not (self.allow_new_keys or key in self.keys):
-            known = ", ".join(map(repr, self.keys)) or "none"
-            raise ValueError(
-                f"key {key!r} is not known (known: {known}); add it to keys, or set "
-                "allow_new_keys=True"
-            )
-        if not self._is_open:
-            raise_closed(self.log_dir)
+            raise ValueError(f"key {key!r} is not among {self.keys}; set allow_new_keys=True")
         if key not in self._writers:
             self._writers[key] = self._open_writer(key)
         return self._writers[key]
@@ -416,12 +349,7 @@ class MultiDirectorySummaryWriter(NullSummaryWriter):
 
     def hparams(self, hparams: dict[str, Any]) -> None:
         """Write hyper-parameters into the directories of ``keys`` and of all keys used so far."""
-        keys = dict.fromkeys([*self.keys, *self._writers])
-        if not keys:
-            raise ValueError(
-                "hyper-parameters have no tag that names a directory; write them to subwriter(key)"
-            )
-        for key in keys:
+        for key in dict.fromkeys([*self.keys, *self._writers]):
             self.subwriter(key).hparams(hparams)
 
     def as_result_processor(self, method: Callable[..., Any] | None = None) -> Callable[..., None]:
@@ -434,13 +362,9 @@ class MultiDirectorySummaryWriter(NullSummaryWriter):
 
         def write_results(results: Mapping[str, Any], state: object) -> None:
             for name, result in results.items():
-                writer = self.subwriter(name)
-                if method is None:
-                    result.write_to_tensorboard(state, writer)
-                else:
-                    method(result, state, writer)
-                # results are rare and worth reading at once
-                writer.flush()
+                write = method or type(result).write_to_tensorboard
+                write(result, state, self.subwriter(name))
+            self.flush()  # results are rare and worth reading at once
 
         return write_results
 
@@ -449,7 +373,5 @@ class MultiDirectorySummaryWriter(NullSummaryWriter):
             writer.flush()
 
     def close(self) -> None:
-        self._is_open = False
-        with ExitStack() as stack:  # closes the others even if one fails
-            for writer in self._writers.values():
-                stack.callback(writer.close)
+        for writer in self._writers.values():
+            writer.close()

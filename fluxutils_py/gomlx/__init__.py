@@ -17,6 +17,13 @@ from fluxutils_py.gomlx.loop_callbacks import (
 from fluxutils_py.gomlx.median_metric import MedianMetric
 from fluxutils_py.gomlx.points import PointsWriter, load_points
 from fluxutils_py.gomlx.report_eval import report_eval
+from fluxutils_py.gomlx.running_metrics import (
+    EMAMetric,
+    MeanMetric,
+    binary_accuracy,
+    binary_logits_accuracy,
+    sparse_categorical_accuracy,
+)
 from fluxutils_py.gomlx.trainer import Trainer
 from fluxutils_py.gomlx.weighted_loss import WeightedLoss
 from fluxutils_py.nn.first_nonfinite import first_nonfinite
@@ -35,13 +42,6 @@ from fluxutils_py.training import (
 )
 from fluxutils_py.training.added_losses import add_loss, collected_losses, get_losses
 from fluxutils_py.training.dataset import as_dataset
-from fluxutils_py.training.running_metrics import (
-    EMAMetric,
-    MeanMetric,
-    binary_accuracy,
-    binary_logits_accuracy,
-    sparse_categorical_accuracy,
-)
 
 __all__ = [
     "Batch",

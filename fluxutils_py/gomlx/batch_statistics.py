@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -74,8 +75,7 @@ def normalization(
         # the range counts negative axes from the end, and refuses those that are not there
         kept = sorted(range(x.dim())[axis] for axis in independent_axes)
         sizes = [x.shape[axis] for axis in kept]
-        last = list(range(-len(kept), 0))
-        moments.add(x.movedim(kept, last).reshape(-1, *sizes))
+        moments.add(x.movedim(kept, list(range(-len(kept), 0))).reshape(-1, *sizes))
     data.reset()
     if not moments.n:
         raise DataError(f"dataset {data.name!r} has no batches: there is no mean")
@@ -126,10 +126,7 @@ def recompute_batch_norm(model: nn.Module, dataset: Iterable[Any]) -> None:
         layer: Any = next(iter(moments_of))
         moments = moments_of[layer]
         if moments.n < 2:
-            raise DataError(
-                f"dataset {data.name!r} gives a BatchNorm {moments.n} value per channel: it needs "
-                "at least 2"
-            )
+            raise DataError(f"dataset {data.name!r} gives a BatchNorm 1 value per channel, not 2")
         layer.running_mean.copy_(moments.mean)
         layer.running_var.copy_(moments.squares / (moments.n - 1))
         waiting.remove(layer)
@@ -140,34 +137,23 @@ def _collect_moments(
 ) -> dict[nn.Module, _Moments]:
     """Return the moments of the inputs of each layer that the model calls, in calling order."""
     moments: dict[nn.Module, _Moments] = {}
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    n_batches = 0
 
     def add_inputs(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        x = inputs[0].detach()
-        rows = x.movedim(1, -1).reshape(-1, x.shape[1])  # of channels
+        rows = inputs[0].detach().movedim(1, -1).flatten(0, -2)  # of channels
         moments.setdefault(layer, _Moments()).add(rows)
 
-    handles = [layer.register_forward_pre_hook(add_inputs) for layer in layers]
-    try:
-        with evaluating(model):
-            n_batches = _run_over(model, data)
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as stack:
+        stack.enter_context(evaluating(model))
+        for layer in layers:
+            stack.callback(layer.register_forward_pre_hook(add_inputs).remove)
+        for batch in data:
+            if begins_series(batch):
+                reset(model)
+            model(*batch.to(device).inputs)
+            n_batches += 1
+    data.reset()  # for the pass over the next layer
     if not n_batches:
         raise DataError(f"dataset {data.name!r} has no batches: there are no statistics")
     return moments
-
-
-def _run_over(model: nn.Module, data: Any) -> int:
-    """Call the model with each batch; return their number."""
-    device = next((p.device for p in model.parameters()), None)
-    n_batches = 0
-    for batch in data:
-        if begins_series(batch):
-            reset(model)
-        if device is not None:
-            batch = batch.to(device)
-        model(*batch.inputs)
-        n_batches += 1
-    data.reset()  # for the pass over the next layer
-    return n_batches

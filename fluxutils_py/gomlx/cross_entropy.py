@@ -111,8 +111,6 @@ def sparse_categorical_cross_entropy(
 
 
 def _reduced(each: Tensor, reduction: str) -> Tensor:
-    if reduction not in ("mean", "sum", "none"):
-        raise ValueError(f'reduction must be "mean", "sum" or "none", got {reduction!r}')
     if reduction == "none":
         return each
-    return each.mean() if reduction == "mean" else each.sum()
+    return {"mean": each.mean, "sum": each.sum}[reduction]()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from fluxutils_py.training.hooks import require_arguments
@@ -13,15 +13,12 @@ from fluxutils_py.training.triggers import EveryNSteps as EveryNStepsTrigger
 if TYPE_CHECKING:
     from fluxutils_py.training.loop import Loop
 
-# quoted: evaluated at import, when Loop is not there
-LoopAndMetrics = Callable[["Loop", Mapping[str, Any]], Any]
-
 
 def OnStart(
     loop: Loop,
     name: str,
     priority: float,
-    fn: Callable[[Loop, Any], Any],
+    fn: Callable[..., Any],
 ) -> None:
     """Call ``fn(loop, dataset)`` before the first step of each run."""
     require_arguments(name, fn, "the loop", "the dataset")
@@ -33,7 +30,7 @@ def OnStep(
     loop: Loop,
     name: str,
     priority: float,
-    fn: LoopAndMetrics,
+    fn: Callable[..., Any],
     trigger: Trigger | None = None,
 ) -> None:
     """Call ``fn(loop, metrics)`` after each step, with the metrics by name."""
@@ -45,7 +42,7 @@ def OnEnd(
     loop: Loop,
     name: str,
     priority: float,
-    fn: LoopAndMetrics,
+    fn: Callable[..., Any],
 ) -> None:
     """Call ``fn(loop, metrics)`` after the last step of each run."""
     require_arguments(name, fn, "the loop", "the metrics")
@@ -58,7 +55,7 @@ def EveryNSteps(
     n: int,
     name: str,
     priority: float,
-    fn: LoopAndMetrics,
+    fn: Callable[..., Any],
 ) -> None:
     """Call ``fn(loop, metrics)`` every ``n`` steps, counted from now as in gomlx 0.9.
 
@@ -73,7 +70,7 @@ def NTimesDuringLoop(
     n: int,
     name: str,
     priority: float,
-    fn: LoopAndMetrics,
+    fn: Callable[..., Any],
 ) -> None:
     """Call ``fn(loop, metrics)`` ``n`` times in each run, the last time at its end: see
     :class:`fluxutils_py.training.NTimes`.
@@ -88,7 +85,7 @@ def ExponentialCallback(
     at_end: bool,
     name: str,
     priority: float,
-    fn: LoopAndMetrics,
+    fn: Callable[..., Any],
 ) -> None:
     """Call ``fn(loop, metrics)`` at growing intervals: see ``Exponential`` in
     ``training.triggers``.
@@ -102,7 +99,7 @@ def PeriodicCallback(
     at_end: bool,
     name: str,
     priority: float,
-    fn: LoopAndMetrics,
+    fn: Callable[..., Any],
     *,
     clock: Clock = time.monotonic,
 ) -> None:

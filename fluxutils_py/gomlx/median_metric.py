@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fluxutils_py.errors import DataError
+from fluxutils_py.gomlx.running_metrics import MeanMetric
 from fluxutils_py.nn.losses import require_equal_shapes
-from fluxutils_py.training.running_metrics import MeanMetric, Measure
-from fluxutils_py.validation import check_integer
 
 __all__ = ["MedianMetric"]
 
@@ -28,12 +25,11 @@ class MedianMetric(MeanMetric):
     ----------
     measure, name, short_name, metric_type
         See :class:`MeanMetric`.
-    sample_size : int
-        Largest number of values to keep. Of more, it is the median of a random sample of this size.
 
     Notes
     -----
-    Source: ``NewMedianMetric`` of gomlx.
+    It keeps all values; gomlx takes the median of a random sample of many. Source:
+    ``NewMedianMetric`` of gomlx.
 
     Examples
     --------
@@ -43,73 +39,29 @@ class MedianMetric(MeanMetric):
     5.0
     """
 
-    def __init__(
-        self,
-        measure: Measure | None = None,
-        name: str | None = None,
-        short_name: str | None = None,
-        *,
-        sample_size: int = 10_001,
-        metric_type: str = "metric",
-    ) -> None:
-        self.sample_size = check_integer("sample_size", sample_size, 1)
-        super().__init__(measure, name, short_name, metric_type=metric_type)
+    memory = ("values",)
 
     def reset(self) -> None:
         """Forget all steps."""
         self.values: list[float] = []
-        self.count = 0
-        self._random = random.Random(0)  # a fixed seed: the same steps give the same median
 
     @torch.no_grad()
     def update(self, *values: Any, weight: float | Tensor = 1.0) -> None:
         """Add the values of one step. A step of weight 0 adds none."""
-        if not isinstance(weight, Tensor) and not weight:
-            return
-        if len(values) == 2:
-            values, weight = self.without_extras(values, weight)
+        values, weight = self.without_extras(values, weight)
+        measured = values[0]
         if self.measure is not None:
             require_equal_shapes(self.measure, *values[:2])
-        measured = values[0] if self.measure is None else self.measure(*values)
-        each = torch.as_tensor(measured).double()
-        if isinstance(weight, Tensor):
-            each = self._without_weight_0(each, weight)
-        for value in each.reshape(-1).tolist():
-            self.add(value, 1.0)
-
-    def _without_weight_0(self, each: Tensor, weight: Tensor) -> Tensor:
-        if each.ndim:
-            return each[weight.expand_as(each) != 0]
-        # one number for the whole batch cannot leave out elements
-        if bool((weight == 0).any()):
+            measured = self.measure(*values)
+        each = torch.as_tensor(measured, dtype=torch.float64)
+        counts = torch.as_tensor(weight) != 0
+        if not each.ndim and not counts.all() and counts.ndim:
             raise DataError(
                 f"the batch has weights of 0, but metric {self.name!r} is one number for the "
-                "batch: give it a measure that is not reduced, such as "
-                'nn.L1Loss(reduction="none")'
+                'batch: give it a measure that is not reduced, such as nn.L1Loss(reduction="none")'
             )
-        return each
-
-    def add(self, value: float, weight: float) -> None:
-        self.count += 1
-        if len(self.values) < self.sample_size:
-            self.values.append(value)
-            return
-        # reservoir sampling: each value so far has the same chance to be kept
-        place = self._random.randrange(self.count)
-        if place < self.sample_size:
-            self.values[place] = value
+        self.values = [*self.values, *each[counts.expand_as(each)].tolist()]
 
     def compute(self) -> float | None:
         """Return the value so far; None before the first step."""
         return sorted(self.values)[len(self.values) // 2] if self.values else None
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the values as plain data."""
-        return {"values": list(self.values), "count": self.count}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state that :meth:`state_dict` returned."""
-        self.values = list(state["values"])
-        self.count = state["count"]
-        # the generator has no place in plain data; seeding by count keeps a resumed run determined
-        self._random = random.Random(self.count)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from fluxutils_py.gomlx.trainer_metrics import LossFn, TrainerMetrics
+from fluxutils_py.gomlx.element_weights import metric_name, target_and_weight, update_metric
+from fluxutils_py.gomlx.running_metrics import (
+    EMAMetric,
+    MeanMetric,
+    compute_all,
+    n_elements,
+    weighted_mean,
+)
 from fluxutils_py.gomlx.weighted_loss import WeightedLoss
 from fluxutils_py.nn.losses import require_equal_shapes
 from fluxutils_py.nn.precision import as_float32
@@ -20,7 +27,7 @@ from fluxutils_py.training.added_losses import collected_losses, get_losses
 from fluxutils_py.training.batch_step import BatchStep
 from fluxutils_py.training.dataset import as_dataset
 from fluxutils_py.training.hooks import require_arguments
-from fluxutils_py.training.make_optimizer import begin_schedule, make_optimizer, make_scheduler
+from fluxutils_py.training.make_optimizer import begin_schedule, make_scheduler
 from fluxutils_py.training.minibatch import (
     Minibatch,
     as_minibatch,
@@ -30,21 +37,13 @@ from fluxutils_py.training.minibatch import (
     require_same_arity,
 )
 from fluxutils_py.training.resharding import state_of_rank
-from fluxutils_py.training.running_metrics import (
-    EMAMetric,
-    MeanMetric,
-    compute_all,
-    metric_name,
-    n_elements,
-    weighted_mean,
-)
 from fluxutils_py.training.step_info import BatchLoss, StepInfo
 from fluxutils_py.tree import is_sequence, tree_map
-from fluxutils_py.validation import check_integer
 
 if TYPE_CHECKING:
     from fluxutils_py.training.loop import Loop
 
+LossFn = Callable[..., Tensor]
 Executor = Callable[[tuple[Any, ...]], Any]  # calls the model with the inputs of a batch
 
 
@@ -55,7 +54,7 @@ class Mode(Enum):
     EVAL = "eval"
 
 
-class Trainer:
+class Trainer(BatchStep):
     """Train and evaluate a model with a loss, an optimizer and metrics, on batches of any kind.
 
     A :class:`Loop` goes through the data: ``Loop(trainer).run_epochs(dataset, 10)``. A step does
@@ -75,10 +74,8 @@ class Trainer:
         None: evaluation only.
     train_metrics, eval_metrics : sequence of metrics
         Updated with predictions, labels and weights; see :class:`MeanMetric`. For training, use
-        moving averages.
-    comm, batches, clip, accumulate, clip_nan, precision
-        See :class:`GradientStep`. With several ranks, a :class:`MeanMetric` covers all of them;
-        others cover this rank only.
+        moving averages. With several ranks, they cover the data of this rank, ``batch_loss`` and
+        ``ema_loss`` those of all.
     axis : int
         Axis along which ranks divide a batch: 0 for batch first, 1 for time-major ``(S,
         B, F)``. Ignored for windows.
@@ -86,16 +83,13 @@ class Trainer:
         ``scheduler(optimizer)`` returns a learning-rate scheduler, which steps after each update.
         To combine several, such as ``LinearLR`` (warm-up) and ``CosineAnnealingLR``, use
         ``SequentialLR`` of ``torch.optim``.
-    stateful : bool
-        Whether recurrent layers continue from the detached state of the previous batch when a batch
-        has no ``first``. By default they then start from zero.
     max_kinds : int
         Largest number of executors; there is one for each pair of ``kind`` and mode.
     takes_kind : bool
         Whether to call ``model(kind, *inputs)``.
-    compile : bool or callable
-        True compiles each executor with ``torch.compile``; a callable compiles it with
-        ``compile(fn)``.
+    **settings
+        ``comm``, ``batches``, ``clip``, ``accumulate``, ``clip_nan``, ``precision``, ``stateful``:
+        see :class:`GradientStep`.
 
     Attributes
     ----------
@@ -142,9 +136,7 @@ class Trainer:
     """
 
     name = "trainer"
-    priority = -math.inf  # before all other hooks, which may look at the metrics
-    ends_together = True  # see Loop: a rank without a batch still takes part in a step
-    collective = True
+    model: Any  # here always a module
 
     def __init__(
         self,
@@ -154,67 +146,40 @@ class Trainer:
         train_metrics: Sequence[Any] = (),
         eval_metrics: Sequence[Any] = (),
         *,
-        comm: object = "auto",
-        batches: str = "same",
         axis: int = 0,
-        clip: float | None = None,
-        accumulate: int = 1,
-        clip_nan: bool = False,
-        precision: str = "float32",
         scheduler: Callable[[Any], Any] | None = None,
-        stateful: bool = False,
         max_kinds: int = 20,
         takes_kind: bool = False,
-        compile: bool | Callable[[Any], Any] = False,
+        **settings: Any,
     ) -> None:
-        self.model = model
         self.loss_fn = loss_fn
-        self.axis = axis
-        self.stateful = stateful
         self.takes_kind = takes_kind
-        trainable = [p for p in model.parameters() if p.requires_grad]
-        self.optimizer = None if opt is None else make_optimizer(opt, trainable)
-        self.scheduler = None if scheduler is None else make_scheduler(scheduler, self.optimizer)
-        self._batch_loss = _loss_metric("batch_loss", "loss+")
-        self._train_metrics = TrainerMetrics(
-            loss_fn,
-            [self._batch_loss, _loss_metric("ema_loss", "~loss+", EMAMetric)],
-            _loss_metric("ema_loss_fn", "~loss", EMAMetric),
-            train_metrics,
-        )
-        self._eval_metrics = TrainerMetrics(
-            loss_fn,
-            [_loss_metric("loss", "#loss+")],
-            _loss_metric("loss_fn", "#loss"),
-            eval_metrics,
-        )
-        self.train_metrics = self._train_metrics.all
-        self.eval_metrics = self._eval_metrics.all
-        self.max_kinds = check_integer("max_kinds", max_kinds, 1)
-        self._compile = torch.compile if compile is True else compile or None
+        self.max_kinds = max_kinds
+        names = {"batch_loss": "loss+", "ema_loss": "~loss+", "ema_loss_fn": "~loss"}
+        self.train_metrics = self._with_losses(names, train_metrics)
+        self.eval_metrics = self._with_losses({"loss": "#loss+", "loss_fn": "#loss"}, eval_metrics)
         self._executors: dict[tuple[Any, Mode], Executor] = {}
         self._on_exec_creation: list[Callable[[Executor, Mode], Any]] = []
         self._arity: dict[tuple[Any, Mode], tuple[int, int]] = {}
         self._updates: dict[str, Callable[[nn.Module], Any]] = {}
         reduction = "sum" if getattr(loss_fn, "reduction", None) == "sum" else "mean"
-        self._step = BatchStep(
-            self._compute_loss,
-            model,
-            self.optimizer,
-            axis=axis,
-            comm=comm,
-            batches=batches,
-            clip=clip,
-            accumulate=accumulate,
-            clip_nan=clip_nan,
-            precision=precision,
-            reduction=reduction,
-            n_numbers=self._train_metrics.n_numbers,
-            stateful=stateful,
-            compute_again=self._run_again,
-            defer=False,  # metrics need the loss
+        # metrics need the loss: it is not deferred
+        super().__init__(
+            self._loss_of, model, opt, axis=axis, reduction=reduction, defer=False, **settings
         )
-        self.ranks = self._step.ranks
+        self.scheduler = None if scheduler is None else make_scheduler(scheduler, self.optimizer)
+
+    def _with_losses(self, names: Mapping[str, str], given: Sequence[Any]) -> list[Any]:
+        """Return the metrics of losses, by name and short name, and those given after them."""
+        metrics: list[Any] = []
+        for name, short_name in names.items():
+            if self.loss_fn is not None or not name.endswith("loss_fn"):
+                metric = EMAMetric if name.startswith("ema") else MeanMetric
+                metrics.append(metric(None, name, short_name, metric_type="loss"))
+        metrics += given
+        if len({*map(metric_name, metrics)}) < len(metrics):
+            raise ValueError(f"metrics must have different names: {[*map(metric_name, metrics)]}")
+        return metrics
 
     def on_exec_creation(self, handler: Callable[[Executor, Mode], Any]) -> Trainer:
         """Call ``handler(executor, mode)`` when a kind first occurs in a mode. Returns self."""
@@ -244,13 +209,8 @@ class Trainer:
         if self.optimizer is not None:
             # loading moves the moments to the device of their parameters
             self.optimizer.load_state_dict(self.optimizer.state_dict())
-        self._step.bind()
+        self.bind()
         return self
-
-    @property
-    def shares_batches(self) -> bool:
-        """Whether all ranks need the same batches, and so equally many."""
-        return self._step.shares_batches
 
     # -- training ----------------------------------------------------------------------------------
 
@@ -267,45 +227,33 @@ class Trainer:
             raise ValueError("this Trainer has no optimizer: give it opt to train")
         if not self.model.training:
             self.model.train()
-        before = self._step.n_updates  # with accumulate, most steps update nothing
-        self._predicted: tuple[Any, Minibatch] | None = None
-        info = self._step(None if batch is None else self.ranks.guard(as_minibatch, batch))
+        before = self.n_updates  # with accumulate, most steps update nothing
+        info = super().train_step(None if batch is None else self.ranks.guard(as_minibatch, batch))
         if info is None or info.batch_loss is None:
             return info
-        # a metric of the user may fail on one rank: guard tells the others
-        self.ranks.guard(self._finish_step, info, self._step.n_updates > before)
+        # a function of the user may fail on one rank: guard tells the others
+        if self.n_updates > before:
+            self.ranks.guard(self._update_model)
+        batch_loss, ema_loss = self.train_metrics[:2]
+        batch_loss.reset()  # it shows the loss of this step alone
+        for metric in (batch_loss, ema_loss):
+            metric.add(info.batch_loss, info.n_live)
         return replace(info, metrics=compute_all(self.train_metrics))
 
-    def _compute_loss(self, model: nn.Module, batch: Minibatch) -> BatchLoss:
+    @torch.no_grad()
+    def _update_model(self) -> None:
+        for update in self._updates.values():
+            update(self.model)
+        if self.scheduler is not None:
+            self.scheduler.step()
+
+    def _loss_of(self, model: nn.Module, batch: Minibatch) -> BatchLoss:
         """Return the loss of this rank's part of a batch."""
-        batch = self._check_batch(batch, Mode.TRAIN)
-        executor = self._executor(batch.kind, Mode.TRAIN)
-        with collected_losses():
-            prediction = tree_map(as_float32, executor(batch.inputs))
-            loss, own_loss = self._total_loss(prediction, batch)
-        prediction = detached(prediction)
-        self._predicted = prediction, batch
-        numbers = self._train_metrics.measure(prediction, batch, own_loss)
-        return BatchLoss(loss, n_elements(prediction, batch.weight), numbers=numbers)
+        loss, n = self._measured_loss(batch, Mode.TRAIN, self.train_metrics[2:])
+        return BatchLoss(loss, n)
 
-    def _run_again(self, batch: Minibatch) -> None:
-        """Call the model as a training step does, but uncompiled, so that hooks see each module."""
-        moved = self._on_model_device(batch)
-        with collected_losses():
-            self._call_model(moved.kind, moved.inputs)
-
-    def _finish_step(self, info: StepInfo, updated: bool) -> None:
-        if updated:
-            with torch.no_grad():
-                for update in self._updates.values():
-                    update(self.model)
-            if self.scheduler is not None:
-                self.scheduler.step()
-        self._batch_loss.reset()  # it shows the loss of this step alone
-        self._train_metrics.add(info.batch_loss, self._step.numbers, info.n_live)
-        if self._predicted is not None:  # else this rank had no part of the batch
-            self._train_metrics.add_predictions(*self._predicted)
-            self._predicted = None  # it may be large
+    def compute_again(self, batch: Minibatch) -> None:
+        self._call_model(batch.kind, self._check_batch(batch, Mode.TRAIN).inputs)
 
     def reset_train_metrics(self) -> None:
         """Reset the training metrics."""
@@ -319,12 +267,8 @@ class Trainer:
         n_updates = None
         if loop.end_step is not None:
             # the last update may have fewer batches: round up
-            n_updates = -(-(loop.end_step - loop.step) // self._step.accumulate)
+            n_updates = -(-(loop.end_step - loop.step) // self.accumulate)
         begin_schedule(self.scheduler, n_updates)
-
-    def on_epoch(self, loop: Loop) -> None:
-        """Finish a pass over the data."""
-        self._step.on_epoch(loop)
 
     # -- evaluation --------------------------------------------------------------------------------
 
@@ -333,11 +277,20 @@ class Trainer:
         with evaluating(self.model):
             return self._eval_step(batch)
 
+    def _eval_step(self, batch: object) -> dict[str, Any]:
+        item = as_minibatch(batch)
+        if begins_series(item, self.stateful):
+            reset(self.model)
+        with self.autocast:
+            loss, n = self._measured_loss(item, Mode.EVAL, self.eval_metrics[1:])
+        if n:
+            self.eval_metrics[0].add(loss.item(), n)
+        return compute_all(self.eval_metrics)
+
     def eval(self, dataset: Iterable[Any]) -> dict[str, Any]:
         """Return the means of loss and metrics over a finite dataset, from its beginning.
 
-        With ``batches="per_rank"`` all ranks must call it. A :class:`MeanMetric` then covers the
-        data of all ranks; other metrics, subclasses included, cover this rank's data only.
+        It covers the data that this rank is given.
 
         Raises
         ------
@@ -353,33 +306,61 @@ class Trainer:
             for batch in data:
                 self._eval_step(batch)
                 n_batches += 1
-        if not self.shares_batches and not self.ranks.is_single:
-            # a rank without batches is fine if another one has some
-            n_batches = sum(self.ranks.allgather(n_batches))
-            self._eval_metrics.add_up_ranks(self.ranks)
         if not n_batches:
             raise ValueError(f"dataset {data.name!r} has no batches: nothing to evaluate")
         return compute_all(self.eval_metrics)
 
-    def _eval_step(self, batch: object) -> dict[str, Any]:
-        batch = self._check_batch(as_minibatch(batch), Mode.EVAL)
-        if begins_series(batch, self.stateful):
-            reset(self.model)
-        with collected_losses(), self._step.autocast:
-            executor = self._executor(batch.kind, Mode.EVAL)
-            prediction = tree_map(as_float32, executor(batch.inputs))
-            loss, own_loss = self._total_loss(prediction, batch)
-        numbers = self._eval_metrics.measure(prediction, batch, own_loss)
-        self._eval_metrics.add(loss.item(), numbers, n_elements(prediction, batch.weight))
-        self._eval_metrics.add_predictions(prediction, batch)
-        return compute_all(self.eval_metrics)
-
     # -- both --------------------------------------------------------------------------------------
+
+    def _measured_loss(
+        self, batch: Minibatch, mode: Mode, metrics: Sequence[Any]
+    ) -> tuple[Tensor, float]:
+        """Return the loss of a batch and its number of data; update the metrics, of which the first
+        is that of ``loss_fn``.
+        """
+        batch = self._check_batch(batch, mode)
+        with collected_losses():
+            prediction = tree_map(as_float32, self._executor(batch.kind, mode)(batch.inputs))
+            added = get_losses()
+        n = n_elements(prediction, batch.weight)
+        if self.loss_fn is None:
+            if added is None:
+                raise ValueError(
+                    "there is no loss: give the Trainer a loss_fn, or call add_loss in the model"
+                )
+            loss = added
+        else:
+            require_equal_shapes(self.loss_fn, prediction, batch.y)
+            own_loss = weighted_mean(self.loss_fn(prediction, batch.y), batch.weight)
+            loss = own_loss if added is None else own_loss + added
+            if n:
+                metrics[0].add(own_loss.item(), n)
+            metrics = metrics[1:]
+        if n:
+            self._update_metrics(metrics, detached(prediction), batch, n)
+        return loss, n
+
+    def _update_metrics(
+        self, metrics: Sequence[Any], prediction: Any, batch: Minibatch, n: float
+    ) -> None:
+        target, among_labels = batch.y, None
+        if isinstance(self.loss_fn, WeightedLoss):
+            target, among_labels = target_and_weight(batch.labels)
+        weight: Any = batch.weight if isinstance(batch.weight, Tensor) else among_labels
+        if among_labels is not None and weight is not among_labels:
+            weight = among_labels * weight
+        for metric in metrics:
+            if not isinstance(metric, MeanMetric):
+                update_metric(metric, prediction, target, weight)
+            elif isinstance(metric.measure, WeightedLoss):  # it reads the labels by itself
+                metric.update(prediction, batch.y, weight=n)
+            else:
+                metric.update(prediction, target, weight=n if weight is None else weight)
 
     def _executor(self, kind: object, mode: Mode) -> Executor:
         """Return the function that calls the model for a kind of batch.
 
-        There is one per kind and mode, so that a compiled model is compiled once for each.
+        There is one per kind and mode.
         """
         key = kind_key(kind), mode
         if key not in self._executors:
@@ -389,16 +370,10 @@ class Trainer:
                     f"max_kinds={self.max_kinds}: a kind stands for many batches, not for one; use "
                     "fewer, or raise max_kinds"
                 )
-            executor = self._executors[key] = self._make_executor(kind)
+            executor = self._executors[key] = partial(self._call_model, kind)
             for handler in self._on_exec_creation:
                 handler(executor, mode)
         return self._executors[key]
-
-    def _make_executor(self, kind: object) -> Executor:
-        def run(inputs: tuple[Any, ...]) -> Any:  # torch.compile takes no functools.partial
-            return self._call_model(kind, inputs)
-
-        return run if self._compile is None else self._compile(run)
 
     def _call_model(self, kind: object, inputs: tuple[Any, ...]) -> Any:
         arguments = (kind, *inputs) if self.takes_kind else inputs
@@ -415,25 +390,9 @@ class Trainer:
         require_same_arity(batch, sizes, self._arity.setdefault(key, sizes))
         if isinstance(self.loss_fn, WeightedLoss):
             batch = self.loss_fn.weigh(batch)
-        return self._on_model_device(batch)
-
-    def _on_model_device(self, batch: Minibatch) -> Minibatch:
         first = next(self.model.parameters(), None)
         # batches of datasets are in main memory already, and moving one costs time
         return batch if first is None or first.device.type == "cpu" else batch.to(first.device)
-
-    def _total_loss(self, prediction: Any, batch: Minibatch) -> tuple[Tensor, float | None]:
-        """Return the loss of a batch, and the part of it that ``loss_fn`` gave."""
-        added = get_losses()
-        if self.loss_fn is not None:
-            require_equal_shapes(self.loss_fn, prediction, batch.y)
-            loss = weighted_mean(self.loss_fn(prediction, batch.y), batch.weight)
-            return (loss if added is None else loss + added), loss.item()
-        if added is None:
-            raise ValueError(
-                "there is no loss: give the Trainer a loss_fn, or call add_loss in the model"
-            )
-        return added, None
 
     # -- checkpoints -------------------------------------------------------------------------------
 
@@ -443,7 +402,7 @@ class Trainer:
             metric_name(m): m.state_dict() for m in self.train_metrics if hasattr(m, "state_dict")
         }
         scheduler = None if self.scheduler is None else self.scheduler.state_dict()
-        return {"metrics": metrics, "scheduler": scheduler, **self._step.state_dict()}
+        return {"metrics": metrics, "scheduler": scheduler, **super().state_dict()}
 
     def reshard_state_dict(
         self, states: Sequence[Mapping[str, Any]], rank: int, size: int
@@ -451,8 +410,7 @@ class Trainer:
         """Return the state for one of ``size`` ranks, from the states of the ranks that saved a
         checkpoint.
         """
-        step = self._step.reshard_state_dict(states, rank, size)
-        return {**state_of_rank(states, rank), **step}
+        return {**state_of_rank(states, rank), **super().reshard_state_dict(states, rank, size)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state that :meth:`state_dict` returned."""
@@ -462,11 +420,7 @@ class Trainer:
                 metric.load_state_dict(state["metrics"][metric_name(metric)])
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
-        self._step.load_state_dict(state)
-
-
-def _loss_metric(name: str, short_name: str, metric: type[MeanMetric] = MeanMetric) -> MeanMetric:
-    return metric(name=name, short_name=short_name, metric_type="loss")
+        super().load_state_dict(state)
 
 
 def kind_key(kind: object) -> object:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fluxutils_py.errors import DataError, ShapeError
+from fluxutils_py.gomlx.element_weights import target_and_weight
 from fluxutils_py.nn.losses import require_equal_shapes, unreduced
-from fluxutils_py.training.element_weights import target_and_weight
 from fluxutils_py.training.minibatch import Minibatch
 
 
@@ -64,8 +64,7 @@ class WeightedLoss:
         if divide_by not in ("all", "unmasked"):
             raise ValueError(f"divide_by must be 'all' or 'unmasked', got {divide_by!r}")
         if isinstance(loss, type) or not callable(loss):
-            built = f"; build it first: {loss.__name__}()" if isinstance(loss, type) else ""
-            raise TypeError(f"WeightedLoss needs a loss(prediction, target), got {loss!r}{built}")
+            raise TypeError(f"WeightedLoss needs a loss(prediction, target), not {loss!r}")
         self.loss = loss
         self.divide_by = divide_by
         # the name of a metric of this loss

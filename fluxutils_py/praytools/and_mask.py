@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -10,7 +11,8 @@ from torch import Tensor, nn
 
 from fluxutils_py.praytools.sample_gradients import (
     Gradients,
-    require_thread_safe,
+    WithGradient,
+    map_in_threads,
     tree_reduce,
     value_and_gradient,
 )
@@ -62,7 +64,7 @@ def maskedgrad(grads: Sequence[Sequence[Any]], tau: float) -> Gradients:
     The gradients of a single environment are returned unchanged; without any, a ValueError is
     raised.
     """
-    if len(grads) == 0:
+    if not grads:
         raise ValueError("maskedgrad needs the gradients of at least one environment")
     if len(grads) == 1:
         return tuple(grads[0])
@@ -76,7 +78,7 @@ def igradient(
     tau: float = 0.5,
     *,
     threads: Threads | None = None,
-) -> tuple[float, Gradients]:
+) -> WithGradient:
     """Return the mean of a loss over several environments, and the part of its gradient that they
     agree on.
 
@@ -94,18 +96,13 @@ def igradient(
     Source: ``igradient`` of PrayTools.jl; Parascandolo et al. (2020), arXiv:2009.00329.
     """
     tensors = as_params(params)
-    samples = list(samples)
-    if len(samples) > 1:
-        require_thread_safe(params)
 
-    def compute(sample: tuple[Any, ...]) -> tuple[float, Gradients]:
+    def compute(sample: tuple[Any, ...]) -> WithGradient:
         return value_and_gradient(loss(*sample), tensors)
 
     # with no samples, maskedgrad raises the error
-    n = max(1, len(samples))
-    with threads or Threads(n) as running:
-        parts = running.map(compute, samples, idempotent=True)
+    block: Any = Threads(len(samples) or 1) if threads is None else nullcontext(threads)
+    with block as running:
+        parts = map_in_threads(compute, samples, running)
     gradients = maskedgrad([gradient for _, gradient in parts], tau)
-    values = [value for value, _ in parts]
-    total = tree_reduce(values, float.__add__)
-    return total / len(parts), gradients
+    return tree_reduce([value for value, _ in parts], float.__add__) / len(parts), gradients

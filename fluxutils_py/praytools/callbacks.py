@@ -9,7 +9,6 @@ import operator
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -49,16 +48,17 @@ class cb:
         self.with_loss = with_loss
         self.name = getattr(function, "__name__", "cby" if with_loss else "cb")
         # only then has this hook a state, which the loop puts into checkpoints
-        if hasattr(function, "state_dict") and hasattr(function, "load_state_dict"):
+        if hasattr(function, "state_dict"):
             self.state_dict = function.state_dict
-            self.load_state_dict = function.load_state_dict
+            self.load_state_dict = function.load_state_dict  # type: ignore[attr-defined]
 
     def on_step(self, loop: Loop) -> None:
-        if self.with_loss and loop.batch_loss is None:
-            return
         if isinstance(self.function, EvalCby | ModelSelector):
             self.function.writes = loop.rank == 0  # of several ranks only rank 0 prints and writes
-        self.function(*([loop.batch_loss] if self.with_loss else []))
+        if not self.with_loss:
+            self.function()
+        elif loop.batch_loss is not None:
+            self.function(loop.batch_loss)
 
 
 def cby(function: Callable[..., Any]) -> cb:
@@ -68,106 +68,70 @@ def cby(function: Callable[..., Any]) -> cb:
     return cb(function, with_loss=True)
 
 
-@dataclass(eq=False, repr=False)  # an object with a state, not a value
 class EvalCby:
     """Callable that takes the loss of each step and records their mean every ``steps`` steps:
     :func:`initevalcby`.
     """
 
-    steps: int
-    accuracy: Callable[[], Any] | None
-    resultdir: PathLike | None
-    model: nn.Module | None
-    printer: Callable[[str], Any]
-    clock: Clock
-
-    def __post_init__(self) -> None:
-        self.steps = check_integer("steps", self.steps, 1)
+    def __init__(
+        self,
+        steps: int = 1000,
+        accuracy: Callable[[], Any] | None = None,
+        resultdir: PathLike | None = None,
+        model: nn.Module | None = None,
+        printer: Callable[[str], Any] = print,
+        *,
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        self.steps = check_integer("steps", steps, 1)
+        self.accuracy = accuracy
+        self.resultdir = resultdir
+        self.model = model
+        self.printer = printer
+        self.clock = clock
         self.writes = True  # of several ranks only rank 0 writes and prints
         self.history: list[dict[str, Any]] = []
         self.step = 0
-        self._begin_mean(self.clock())
-
-    def _begin_mean(self, now: float) -> None:
-        self.sum = 0.0
-        self.n = 0
-        self.started = now
+        self.losses: list[float] = []  # since the last record
+        self.started = clock()
 
     def __call__(self, loss: float) -> None:
         self.step += 1
-        self.sum += float(loss)
-        self.n += 1
+        self.losses.append(float(loss))
+        mean = sum(self.losses) / len(self.losses)
         if self.step % self.steps == 0:
-            self._record()
+            self._record(mean)
         elif self.writes and self.step <= FIRST and self.step % FIRST_EVERY == 0:
-            self.printer(f"{self.step}: loss {self.sum / self.n:.6g}")
+            self.printer(f"{self.step}: loss {mean:.6g}")
 
-    def _record(self) -> None:
+    def _record(self, mean: float) -> None:
         now = self.clock()  # before accuracy, whose time counts in the next record
-        numbers = {} if self.accuracy is None else _as_numbers(self.accuracy())
-        mean = self.sum / self.n
-        record = {"step": self.step, "loss": mean, **numbers, "seconds": now - self.started}
-        self.history.append(record)
-        self._begin_mean(now)
+        found = None if self.accuracy is None else self.accuracy()
+        if not isinstance(found, Mapping):
+            found = {} if found is None else {"accuracy": found}
+        # records are written as JSON, which has no tensors or NumPy scalars
+        numbers = {k: v.item() if hasattr(v, "item") else v for k, v in found.items()}
+        record = {"loss": mean, **numbers, "seconds": now - self.started}
+        self.history.append({"step": self.step, **record})
+        self.losses = []
+        self.started = now
         if not self.writes:
             return
-        texts = [
-            f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}"
-            for name, value in record.items()
-            if name != "step"
-        ]
+        texts = [f"{k} {v:.6g}" if isinstance(v, float) else f"{k} {v}" for k, v in record.items()]
         self.printer(f"{self.step}: {', '.join(texts)}")
         if self.resultdir is not None:
-            self._write_files(Path(self.resultdir))
-
-    def _write_files(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        # atomic: a reader, or a run that is killed, never sees half a file
-        with atomic_write(folder / "history.json") as f:
-            f.write(json.dumps(self.history, indent=1).encode())
-        if self.model is not None:
-            parameters = {k: v.detach() for k, v in self.model.state_dict().items()}
-            write_file(folder / f"model_{self.step}.pt", {"kind": KIND, "parameters": parameters})
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the counters, the sum of the losses since the last record, and the history."""
-        return {
-            "step": self.step,
-            "sum": self.sum,
-            "n": self.n,
-            "elapsed": self.clock() - self.started,
-            "history": list(self.history),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
-        self.step = state["step"]
-        self.sum = state["sum"]
-        self.n = state["n"]
-        # the clock of another process counts from another origin
-        self.started = self.clock() - state["elapsed"]
-        self.history[:] = state["history"]  # in place: the user has this list
+            folder = Path(self.resultdir)
+            folder.mkdir(parents=True, exist_ok=True)
+            # atomic: a reader, or a run that is killed, never sees half a file
+            with atomic_write(folder / "history.json") as f:
+                f.write(json.dumps(self.history, indent=1).encode())
+            if self.model is not None:
+                parameters = {k: v.detach() for k, v in self.model.state_dict().items()}
+                content = {"kind": KIND, "parameters": parameters}
+                write_file(folder / f"model_{self.step}.pt", content)
 
 
-def _as_numbers(values: Any) -> dict[str, Any]:
-    """Return the result of a user's function as Python numbers by name."""
-    if values is None:
-        return {}
-    if not isinstance(values, Mapping):
-        values = {"accuracy": values}
-    # records are written as JSON, which has no tensors or NumPy scalars
-    return {k: v.item() if hasattr(v, "item") else v for k, v in values.items()}
-
-
-def initevalcby(
-    steps: int = 1000,
-    accuracy: Callable[[], Any] | None = None,
-    resultdir: PathLike | None = None,
-    model: nn.Module | None = None,
-    printer: Callable[[str], Any] = print,
-    *,
-    clock: Clock = time.perf_counter,
-) -> tuple[EvalCby, list[dict[str, Any]]]:
+def initevalcby(*args: Any, **options: Any) -> tuple[EvalCby, list[dict[str, Any]]]:
     """Return a callback that takes the loss of each step, and the history that it records.
 
     Every ``steps`` steps the callback prints, and appends to the history, the mean loss since the
@@ -208,7 +172,7 @@ def initevalcby(
     >>> history
     [{'step': 2, 'loss': 3.0, 'accuracy': 0.75, 'seconds': 0.0}]
     """
-    cby = EvalCby(steps, accuracy, resultdir, model, printer, clock)
+    cby = EvalCby(*args, **options)
     return cby, cby.history
 
 
@@ -219,42 +183,30 @@ class ModelSelector(BestModel):
         self,
         model: nn.Module,
         accuracy: Callable[[], Any],
-        show: Callable[[str], Any] | None,
-        every: int,
-    ):
+        *,
+        show: bool | Callable[[str], Any] = False,
+        every: int = 1,
+    ) -> None:
         super().__init__(model, operator.gt)
         self.accuracy = accuracy
-        self.show = show
+        self.printer = print if show is True else show or None
         self.every = check_integer("every", every, 1)
         self.calls = 0
         self.writes = True  # of several ranks only rank 0 prints
 
     def __call__(self) -> None:
         self.calls += 1
-        if self.calls % self.every != 0:
+        if self.calls % self.every:
             return
         accuracy = float(self.accuracy())
         self.update(accuracy)
-        if self.show is not None and self.writes:
+        if self.printer is not None and self.writes:
             # None as long as all accuracies were NaN
             best = None if self.value is None else f"{self.value:.6g}"
-            self.show(f"accuracy {accuracy:.6g}, the best so far {best}")
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"calls": self.calls, **super().state_dict()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.calls = state["calls"]
-        super().load_state_dict(state)
+            self.printer(f"accuracy {accuracy:.6g}, the best so far {best}")
 
 
-def bestmodelselector(
-    model: nn.Module,
-    accuracy: Callable[[], Any],
-    *,
-    show: bool | Callable[[str], Any] = False,
-    every: int = 1,
-) -> tuple[ModelSelector, ModelSelector]:
+def bestmodelselector(*args: Any, **options: Any) -> tuple[ModelSelector, ModelSelector]:
     """Return a callback that keeps the parameters with the highest accuracy so far, and the best
     model.
 
@@ -290,6 +242,5 @@ def bestmodelselector(
     >>> best.value
     -1.0
     """
-    printer = print if show is True else show or None
-    best = ModelSelector(model, accuracy, printer, every)
+    best = ModelSelector(*args, **options)
     return best, best  # one object is both the callback and the best model

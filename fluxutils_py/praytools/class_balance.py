@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
+import torch
 
 from fluxutils_py.data.arrays import is_tensor, read_block
 from fluxutils_py.errors import DataError, ShapeError
 
 __all__ = ["balanced_sample", "classindexes", "initbatchprovider"]
 
-RandomSource: TypeAlias = np.random.Generator | np.random.RandomState | int | None
+RandomSource: TypeAlias = np.random.Generator | int | None
 
 
 def classindexes(t: object) -> dict[Any, np.ndarray]:
@@ -32,8 +33,8 @@ def classindexes(t: object) -> dict[Any, np.ndarray]:
 
     Raises
     ------
-    ShapeError, DataError
-        If ``t`` is not one-dimensional, or its labels cannot be sorted.
+    ShapeError
+        If ``t`` is not one-dimensional.
 
     Notes
     -----
@@ -44,28 +45,15 @@ def classindexes(t: object) -> dict[Any, np.ndarray]:
     >>> classindexes(["b", "a", "b"])
     {'a': array([1]), 'b': array([0, 2])}
     """
-    samples = np.asarray(t)
-    if samples.ndim != 1:
-        raise ShapeError(f"class labels must have shape (N,), got {samples.shape}")
-    try:
-        classes, which = np.unique(samples, return_inverse=True)
-    except TypeError as error:
-        raise DataError(f"class labels must be of one kind that can be sorted: {error}") from None
-    order = np.argsort(which, kind="stable")
-    sizes = np.bincount(which, minlength=len(classes))
-    ends = np.cumsum(sizes)
-    indices = np.split(order, ends[:-1])
-    # without classes, split still returns one empty part; NaN, no class, differs from itself
-    labels = classes.tolist()
-    pairs = zip(labels, indices, strict=bool(labels))
-    return {label: i for label, i in pairs if label == label}
+    labels = np.asarray(t)
+    if labels.ndim != 1:
+        raise ShapeError(f"class labels must have shape (N,), got {labels.shape}")
+    # NaN, no class, differs from itself
+    classes = [label for label in np.unique(labels).tolist() if label == label]
+    return {label: np.flatnonzero(labels == label) for label in classes}
 
 
-def balanced_sample(
-    ci: Mapping[Any, Any],
-    n: int,
-    rng: RandomSource = None,
-) -> np.ndarray:
+def balanced_sample(ci: Mapping[Any, Any], n: int, rng: RandomSource = None) -> np.ndarray:
     """Draw equally many samples of each class, without replacement; return their indices.
 
     Parameters
@@ -75,7 +63,7 @@ def balanced_sample(
     n : int
         Samples in all, at most: ``n // k`` of each of the ``k`` classes, or as many as the smallest
         class has.
-    rng : numpy.random.Generator, RandomState, int or None
+    rng : numpy.random.Generator, int or None
         The source of randomness, a seed, or None for a fresh generator. A given generator advances.
 
     Returns
@@ -100,12 +88,8 @@ def balanced_sample(
     2
     """
     per_class = _per_class(ci, n)
-    rng = _generator(rng)
-    drawn = []
-    for indices in ci.values():
-        indices = np.asarray(indices)
-        drawn.append(rng.choice(indices, per_class, replace=False))
-    return np.concatenate(drawn)
+    rng = np.random.default_rng(rng)
+    return np.concatenate([rng.choice(i, per_class, replace=False) for i in ci.values()])
 
 
 def initbatchprovider(
@@ -133,7 +117,7 @@ def initbatchprovider(
     n : int
         Samples per minibatch, at most: see :func:`balanced_sample`.
     axis : int
-    random_state : int, numpy.random.Generator, RandomState or None
+    random_state : int, numpy.random.Generator or None
         The source of randomness; a given generator is used directly and advances.
 
     Returns
@@ -149,7 +133,7 @@ def initbatchprovider(
     ShapeError
         If ``data`` and ``targets`` differ in the number of samples.
     DataError
-        If a class is empty, even only among ``train_indices``, or if one of these is not a sample.
+        If a class is empty, even only among ``train_indices``.
     ValueError
         If ``n`` is below the number of classes. All errors are raised here, not when the provider
         is called.
@@ -168,110 +152,69 @@ def initbatchprovider(
            [0., 0., 1., 1.]]))
     """
     if len(indices_and_n) not in (1, 2):
-        raise TypeError(
-            "expected initbatchprovider(data, targets, n) or (data, targets, train_indices, n)"
-        )
+        raise TypeError("give initbatchprovider(data, targets, n) or (..., train_indices, n)")
     *indices, n = indices_and_n
     is_tuple = isinstance(data, tuple)
-    arrays = _as_arrays(data if is_tuple else (data,))
-    ci = classindexes(targets)
-    n_samples = len(targets)
+    # what has a shape is kept: reading a file would load it whole
+    arrays = [a if hasattr(a, "shape") else np.asarray(a) for a in (data if is_tuple else (data,))]
     for a in arrays:
-        _require_samples(a, n_samples, axis)
+        _require_samples(a, len(targets), axis)
+    ci = classindexes(targets)
     if indices:
-        keep = _chosen_mask(indices[0], n_samples)
-        ci = {label: i[keep[i]] for label, i in ci.items()}
-    per_class = _per_class(ci, n)
-
+        ci = _only(ci, np.asarray(indices[0]), len(targets))
     # a minibatch has its classes in order, so all have the same targets
-    each_class = np.eye(len(ci), dtype=np.float32)
-    onehot = np.repeat(each_class, per_class, axis=1)  # (k, m)
+    onehot = np.repeat(np.eye(len(ci), dtype=np.float32), _per_class(ci, n), axis=1)  # (k, m)
     n_axes = len(arrays[0].shape)
     if axis == 0 or (n_axes > 1 and axis == -n_axes):  # -1 of a vector keeps PrayTools' (k, m)
         onehot = onehot.T
-    rng = _generator(random_state)
+    rng = np.random.default_rng(random_state)
     lock = threading.Lock()
 
     def provider() -> tuple[Any, Any]:
         with lock:  # the draws of one minibatch follow each other
             ii = balanced_sample(ci, n, rng)
-        x = tuple(_take_along(a, ii, axis) for a in arrays)
-        y = _like_input(arrays[0], onehot)
-        return x if is_tuple else x[0], y
+        x = tuple(_take(a, ii, axis) for a in arrays)
+        return x if is_tuple else x[0], _copy_like(x[0], onehot)
 
     return provider
 
 
-def _as_arrays(data: Sequence[Any]) -> list[Any]:
-    # what has a shape is kept: reading a file would load it whole
-    return [a if hasattr(a, "shape") else np.asarray(a) for a in data]
+def _only(ci: Mapping[Any, Any], chosen: np.ndarray, n: int) -> dict[Any, np.ndarray]:
+    """Return the indices by class that are chosen, by index or by a mask, among ``n``."""
+    keep = np.zeros(n, bool)
+    keep[chosen if chosen.dtype == bool else chosen.astype(int)] = True
+    return {label: i[keep[i]] for label, i in ci.items()}
 
 
-def _require_samples(
-    a: Any,
-    n_samples: int,
-    axis: int,
-) -> None:
-    shape = tuple(a.shape)
-    n_axes = len(shape)
-    if not -n_axes <= axis < n_axes or shape[axis] != n_samples:
+def _require_samples(a: Any, n_samples: int, axis: int) -> None:
+    if not -len(a.shape) <= axis < len(a.shape) or a.shape[axis] != n_samples:
         raise ShapeError(
-            f"data of shape {shape} must have the {n_samples} samples of targets along axis {axis}"
+            f"data of shape {tuple(a.shape)} must have the {n_samples} samples of targets along "
+            f"axis {axis}"
         )
 
 
+def _copy_like(x: Any, onehot: np.ndarray) -> Any:
+    """Return a copy as a tensor or array, in the floating type of ``x``, if it has one."""
+    if is_tensor(x):
+        return x.new_tensor(onehot, dtype=x.dtype if x.is_floating_point() else torch.float32)
+    return onehot.astype(x.dtype if x.dtype.kind == "f" else onehot.dtype)
+
+
 def _per_class(ci: Mapping[Any, Any], n: int) -> int:
-    if not ci:
-        raise DataError("there are no classes to sample from")
-    empty = [repr(c) for c, i in ci.items() if len(i) == 0]
-    if empty:
+    """Return the number of samples of each class among ``n``."""
+    empty = [repr(label) for label, i in ci.items() if not len(i)]
+    if empty or not ci:
         raise DataError(f"no samples of class {', '.join(empty)} to draw from")
-    k = len(ci)
-    if n < k:
-        raise ValueError(f"{n} samples cannot be balanced over {k} classes; n must be at least {k}")
-    smallest = min(map(len, ci.values()))
-    return min(n // k, smallest)
+    if n < len(ci):
+        raise ValueError(f"{n} samples cannot be balanced over {len(ci)} classes; raise n")
+    return min(n // len(ci), *map(len, ci.values()))
 
 
-def _chosen_mask(indices: object, n: int) -> np.ndarray:
-    """Return a mask of the chosen ones among ``n`` samples."""
-    chosen = np.asarray(indices)
-    if chosen.dtype.kind == "b" and chosen.shape == (n,):
-        return chosen
-    # an empty list has no integer type; negative indices would hide a mistake
-    if chosen.size:
-        integers = chosen.dtype.kind in "iu"
-        if not integers or chosen.min() < 0 or chosen.max() >= n:
-            raise DataError(f"train_indices must be integers from 0 to {n - 1}, or {n} booleans")
-    mask = np.zeros(n, bool)
-    places = chosen.astype(int)
-    mask[places] = True
-    return mask
-
-
-def _take_along(a: Any, ii: np.ndarray, axis: int) -> Any:
+def _take(a: Any, ii: np.ndarray, axis: int) -> Any:
     axis %= len(a.shape)
-    if isinstance(a, np.ndarray) or is_tensor(a):
-        before = (slice(None),) * axis
-        return a[(*before, ii)]
+    if is_tensor(a):
+        return a.index_select(axis, torch.from_numpy(ii).to(a.device))
     places: list[Any] = [range(n) for n in a.shape]
     places[axis] = ii
-    return read_block(a, *places)
-
-
-def _like_input(a: Any, onehot: np.ndarray) -> Any:
-    """Copy ``onehot`` to the kind, dtype and device of ``a``."""
-    if is_tensor(a):
-        copy = a.new_tensor(onehot)
-        return copy if a.dtype.is_floating_point else copy.float()
-    dtype = np.dtype(a.dtype)
-    if dtype.kind != "f":
-        dtype = onehot.dtype
-    return onehot.astype(dtype)  # a copy: the caller may change its minibatch
-
-
-def _generator(rng: RandomSource) -> np.random.Generator:
-    if isinstance(rng, np.random.RandomState):  # advances it, so that each call draws others
-        largest = np.iinfo(np.int32).max
-        rng = rng.randint(largest)
-    return np.random.default_rng(rng)
+    return np.take(a, ii, axis) if isinstance(a, np.ndarray) else read_block(a, *places)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from fluxutils_py.parallel import RankGroup
 from fluxutils_py.praytools.and_mask import igradient
 from fluxutils_py.praytools.callbacks import cb as as_cb
 from fluxutils_py.praytools.callbacks import cby as as_cby
-from fluxutils_py.praytools.sample_gradients import require_thread_safe, with_gradients
+from fluxutils_py.praytools.sample_gradients import WithGradient, with_gradients
 from fluxutils_py.praytools.threaded_gradients import parallelization_stats, pgradient
 from fluxutils_py.praytools.threads import Threads
 from fluxutils_py.training.batch_step import BatchStep
@@ -31,6 +30,7 @@ __all__ = ["autotrain", "itrain", "ptrain", "train", "ttrain"]
 Loss = Callable[..., Tensor]
 Params = nn.Module | Iterable[Tensor]
 Sample = tuple[Any, ...]
+Weighted = tuple[WithGradient, float]
 
 
 def train(
@@ -102,9 +102,9 @@ def train(
     def compute(sample: Sample, params: Sequence[Tensor]) -> BatchLoss:
         return BatchLoss(loss(*sample), n_observations(sample, axis) or 1)
 
-    divide = partial(shard, axis=axis)
     prepare = checked(preparesamples)
-    _train(compute, divide, params, prepare, opt, iterations, told={"axis": axis}, **settings)
+    settings |= {"divide": partial(shard, axis=axis), "told": {"axis": axis}}
+    _train(compute, params, prepare, opt, iterations, **settings)
 
 
 def ptrain(
@@ -142,35 +142,35 @@ def ptrain(
     Source: ``ptrain!`` of PrayTools.jl, which takes plain means.
     """
     n = torch.get_num_threads() if bs is None or bs == "auto" else int(bs)
+    threads = Threads(n)
 
-    def parts(minibatch: Any) -> Sequence[Sample]:
+    def samples_of(minibatch: Any) -> Sequence[Sample]:
         if bs is None:
             return minibatch
         try:
             return dividebatch(n, *minibatch, axis=axis)
         except ShapeError as error:
-            raise ShapeError(
-                f"{n} threads cannot share the batch: {error}; name the axis of its observations "
-                "(axis=), or train in one thread, by train"
-            ) from error
+            error.add_note("name the axis of the observations (axis=), or train in one thread")
+            raise
 
-    def weigh(sample: Sample) -> float:
-        return n_observations(sample, axis) or 1
+    def gradient_of(samples: Sequence[Sample], tensors: Sequence[Tensor]) -> Weighted:
+        weights = [n_observations(sample, axis) or 1 for sample in samples]
+        return pgradient(loss, tensors, samples, weights, threads=threads), sum(weights)
 
-    divide = share_samples if bs is None else partial(shard, axis=axis)
-    prepare = preparesamples if bs is None else checked(preparesamples)
-    # both decide which share of a minibatch a rank has, so all ranks need the same
-    told = {"axis": axis, "whether bs is None": bs is None}
-    with Threads(n) as threads:
-        settings |= {"told": told, **_in_threads(loss, params, threads, parts, weigh)}
-        _train(
-            divide=divide,
-            params=params,
-            prepare=prepare,
-            opt=opt,
-            iterations=iterations,
-            **settings,
-        )
+    _train_in_threads(
+        threads,
+        loss,
+        params,
+        preparesamples if bs is None else checked(preparesamples),
+        opt,
+        iterations,
+        samples_of=samples_of,
+        gradient_of=gradient_of,
+        divide=share_samples if bs is None else partial(shard, axis=axis),
+        # both decide which share of a minibatch a rank has, so all ranks need the same
+        told={"axis": axis, "whether bs is None": bs is None},
+        **settings,
+    )
 
 
 def ttrain(
@@ -201,23 +201,28 @@ def ttrain(
     -----
     Source: ``ttrain!`` of PrayTools.jl.
     """
-
     prepare_one = checked(preparesamples)
+    threads = Threads(torch.get_num_threads() if n is None else n)
 
     def prepare() -> tuple[Sample, ...]:
-        samples = threads.map(lambda _: prepare_one(), range(threads.n))
-        return tuple(samples)
+        return tuple(threads.map(lambda _: prepare_one(), range(threads.n)))
 
-    with Threads(torch.get_num_threads() if n is None else n) as threads:
-        settings |= _in_threads(loss, params, threads, tuple, lambda sample: 1.0)
-        _train(
-            divide=share_samples,
-            params=params,
-            prepare=prepare,
-            opt=opt,
-            iterations=iterations,
-            **settings,
-        )
+    def gradient_of(samples: Sequence[Sample], tensors: Sequence[Tensor]) -> Weighted:
+        return pgradient(loss, tensors, samples, threads=threads), len(samples)
+
+    _train_in_threads(
+        threads,
+        loss,
+        params,
+        prepare,
+        opt,
+        iterations,
+        samples_of=tuple,
+        gradient_of=gradient_of,
+        divide=share_samples,
+        told={},
+        **settings,
+    )
 
 
 def itrain(
@@ -252,32 +257,26 @@ def itrain(
     if settings.get("batches", "same") != "same":
         raise ValueError("itrain needs the same environments on every rank: leave out batches=")
 
-    params = params if isinstance(params, nn.Module) else list(params)
-
     def prepare() -> tuple[Sample, ...]:
         return tuple(map(as_sample, preparesamples()))
 
-    def compute(samples: Sequence[Sample], tensors: Sequence[Tensor]) -> BatchLoss:
-        if len(samples) > 1:
-            require_thread_safe(params)
-        value, gradients = igradient(loss, tensors, samples, tau, threads=threads)
-        return BatchLoss(with_gradients(value, gradients, tensors))
+    def gradient_of(samples: Sequence[Sample], tensors: Sequence[Tensor]) -> Weighted:
+        return igradient(loss, tensors, samples, tau, threads=threads), 1.0
 
-    # to find the module that gave a NaN; only the forward pass matters for that
-    def run_again(samples: Sequence[Sample]) -> None:
-        for sample in samples:
-            loss(*sample)
-
-    def divide(samples: Sequence[Sample], rank: int, size: int) -> Sequence[Sample]:
-        return samples  # the signs of all environments count on every rank
-
-    together: dict[str, Any] = {
-        "told": {"tau": tau},
-        "compute_again": run_again,
-        "defer": False,
-    }
-    with Threads(torch.get_num_threads()) as threads:
-        _train(compute, divide, params, prepare, opt, iterations, **settings, **together)
+    threads = Threads(torch.get_num_threads())
+    _train_in_threads(
+        threads,
+        loss,
+        params,
+        prepare,
+        opt,
+        iterations,
+        samples_of=tuple,
+        gradient_of=gradient_of,
+        divide=lambda samples, rank, size: samples,  # the signs of all count on every rank
+        told={"tau": tau},
+        **settings,
+    )
 
 
 def autotrain(
@@ -289,10 +288,7 @@ def autotrain(
     iterations: int,
     *,
     steps: int = 10,
-    try_parts: Sequence[int] | None = None,
     stats: Sequence[dict[str, Any]] | None = None,
-    axis: int = 0,
-    comm: Any = "auto",
     **settings: Any,
 ) -> None:
     """Train like :func:`ptrain`, with the number of parts that is fastest; with several ranks, rank
@@ -300,9 +296,9 @@ def autotrain(
 
     Parameters
     ----------
-    loss, params, opt, iterations, axis, comm, **settings
+    loss, params, opt, iterations, **settings
         See :func:`ptrain`.
-    prepare_minibatch, minibatch_size, steps, try_parts
+    prepare_minibatch, minibatch_size, steps
         See :func:`parallelization_stats`. Measuring takes one extra minibatch.
     stats : list of dict, optional
         An earlier result of that function, to use instead of measuring now.
@@ -311,41 +307,50 @@ def autotrain(
     -----
     Source: ``autotrain!`` of PrayTools.jl.
     """
-    ranks = RankGroup.from_comm(comm, "training")
-    if stats is None:
-        measure = partial(parallelization_stats, steps=steps, try_parts=try_parts, axis=axis)
-        stats = ranks.guard(measure, loss, params, prepare_minibatch, minibatch_size)
-    with ranks:
+    with RankGroup.from_comm(settings.get("comm", "auto"), "training") as ranks:
+        if stats is None:
+            measure = partial(parallelization_stats, steps=steps, axis=settings.get("axis", 0))
+            stats = ranks.guard(measure, loss, params, prepare_minibatch, minibatch_size)
         fastest = stats and min(stats, key=lambda row: row["time"])["parts"]
         # the times of the ranks differ, the division of minibatches must not
-        parts = ranks.allgather(fastest)[0]
-        settings |= {"axis": axis, "comm": ranks}
-        ptrain(loss, params, prepare_minibatch, opt, iterations, bs=parts, **settings)
+        settings |= {"comm": ranks, "bs": ranks.allgather(fastest)[0]}
+        ptrain(loss, params, prepare_minibatch, opt, iterations, **settings)
 
 
-def _in_threads(
+def _train_in_threads(
+    threads: Threads,
     loss: Loss,
     params: Params,
-    threads: Threads,
-    divide: Callable[[Any], Sequence[Sample]],
-    weigh: Callable[[Sample], float],
-) -> dict[str, Any]:
-    """Return settings of a step that computes each sample of a minibatch in a thread."""
+    prepare: Callable[[], Any],
+    opt: Any,
+    iterations: int,
+    *,
+    samples_of: Callable[..., Sequence[Sample]],
+    gradient_of: Callable[..., Weighted],
+    **settings: Any,
+) -> None:
+    """Train by ``gradient_of(samples, params)``: a loss, its gradient, and its weight."""
 
     def compute(minibatch: Any, tensors: Sequence[Tensor]) -> BatchLoss:
-        samples = divide(minibatch)
-        if len(samples) > 1:
-            require_thread_safe(params)
-        weights = [weigh(sample) for sample in samples]
-        value, gradients = pgradient(loss, tensors, samples, weights, threads=threads)
-        return BatchLoss(with_gradients(value, gradients, tensors), sum(weights))
+        (value, gradients), weight = gradient_of(samples_of(minibatch), tensors)
+        return BatchLoss(with_gradients(value, gradients, tensors), weight)
 
     # in this thread: the hooks that look for the first module are not made for several
     def run_again(minibatch: Any) -> None:
-        for sample in divide(minibatch):
+        for sample in samples_of(minibatch):
             loss(*sample)
 
-    return {"compute": compute, "compute_again": run_again, "defer": False}
+    with threads:
+        _train(
+            compute,
+            params,
+            prepare,
+            opt,
+            iterations,
+            compute_again=run_again,
+            defer=False,
+            **settings,
+        )
 
 
 def checked(preparesamples: Callable[[], object]) -> Callable[[], Sample]:
@@ -355,13 +360,7 @@ def checked(preparesamples: Callable[[], object]) -> Callable[[], Sample]:
 
 
 def as_sample(sample: object) -> Sample:
-    """Return a sample that a user's function has prepared, after checking it.
-
-    Raises
-    ------
-    TypeError
-        If it is not a tuple or list.
-    """
+    """Return a sample that a user's function has prepared; TypeError if it is no tuple or list."""
     if not isinstance(sample, tuple | list):
         raise TypeError(
             "preparesamples must return the arguments of loss as a tuple, such as (x, y) or (x,); "
@@ -376,16 +375,16 @@ def share_samples(samples: Sequence[Sample], rank: int, size: int) -> Sequence[S
 
 
 def _train(
-    compute: Callable[[Any, Sequence[Tensor]], BatchLoss],
-    divide: Callable[[Any, int, int], Any],
+    compute: Callable[..., BatchLoss],
     params: Params,
     prepare: Callable[[], Any],
     opt: Any,
     iterations: int,
     *,
-    cb: Callable[[], Any] | Sequence[Callable[[], Any]] = (),
-    cby: Callable[[float], Any] | None = None,
-    told: Mapping[str, Any] | None = None,
+    divide: Callable[..., Any],
+    told: Mapping[str, Any],
+    cb: Any = (),
+    cby: Any = None,
     **settings: Any,
 ) -> None:
     """Step the optimizer on one minibatch after another, with the loss ``compute(minibatch,
@@ -394,11 +393,11 @@ def _train(
     tensors = as_params(params)
     optimizer = make_optimizer(opt, [p for p in tensors if p.requires_grad])
 
-    def describe(sample: object) -> str:
-        return f" at iteration {loop.step + 1}"
-
     def loss_of(model: object, minibatch: Any) -> BatchLoss:
         return compute(minibatch, step.params)
+
+    def describe(sample: object) -> str:
+        return f" at iteration {loop.step + 1}"
 
     step = BatchStep(
         loss_of,
@@ -409,7 +408,7 @@ def _train(
         describe=describe,
         **settings,
     )
-    told = {**(told or {}), "batches": settings.get("batches", "same")}
+    told = {**told, "batches": settings.get("batches", "same")}
     if step.shares_batches:  # a rank with separate batches may have fewer
         told["iterations"] = iterations
     # before the first step: different settings would leave a rank waiting for the others
@@ -420,15 +419,5 @@ def _train(
         loop.hooks.attach(as_cb(call))
     if cby is not None:
         loop.hooks.attach(as_cby(cby))
-    loop.run_epochs(islice(_prepared_samples(prepare), iterations), 1)
-
-
-def _prepared_samples(prepare: Callable[[], Any]) -> Iterator[Any]:
-    """Yield the results of a function, call after call, until it raises StopIteration."""
-    while True:
-        # a StopIteration that leaves a generator becomes a RuntimeError
-        try:
-            sample = prepare()
-        except StopIteration:
-            return
-        yield sample
+    # a map ends where its function raises StopIteration
+    loop.run_epochs(map(lambda _: prepare(), range(iterations)), 1)

@@ -12,10 +12,7 @@ from fluxutils_py.nn.precision import as_float32, without_autocast
 from fluxutils_py.nn.recurrent import Recur
 from fluxutils_py.praytools.threads import Threads
 from fluxutils_py.training.gradient_step import as_scalar, require_gradient
-from fluxutils_py.training.loss_checks import (
-    require_no_batch_norm,
-    watching_modules,
-)
+from fluxutils_py.training.loss_checks import require_no_batch_norm, watching_modules
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -59,14 +56,12 @@ def tree_reduce(items: Sequence[T], op: Callable[[T, T], T]) -> T:
     >>> tree_reduce("abcde", lambda a, b: f"({a}{b})")
     '((ab)(c(de)))'
     """
-    if len(items) == 0:
+    if not items:
         raise ValueError("there is nothing to reduce: tree_reduce needs at least one item")
     if len(items) == 1:
         return items[0]
     half = len(items) // 2
-    first = tree_reduce(items[:half], op)
-    second = tree_reduce(items[half:], op)
-    return op(first, second)
+    return op(tree_reduce(items[:half], op), tree_reduce(items[half:], op))
 
 
 def addgrad(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> Gradients:
@@ -74,13 +69,13 @@ def addgrad(a: Sequence[Tensor | None], b: Sequence[Tensor | None]) -> Gradients
 
     Source: ``addgrad!`` of PrayTools.jl, which changes its first argument.
     """
-    return tuple(_add(g, h) for g, h in zip(a, b, strict=True))
-
-
-def _add(g: Tensor | None, h: Tensor | None) -> Tensor | None:
-    if g is None or h is None:
-        return h if g is None else g
-    return g + h
+    sums: list[Tensor | None] = []
+    for g, h in zip(a, b, strict=True):
+        if g is None or h is None:
+            sums.append(h if g is None else g)
+        else:
+            sums.append(g + h)
+    return tuple(sums)
 
 
 def value_and_gradient(loss: object, params: Sequence[Tensor]) -> tuple[float, Gradients]:
@@ -96,76 +91,39 @@ def value_and_gradient(loss: object, params: Sequence[Tensor]) -> tuple[float, G
     trained = [p for p in params if p.requires_grad]
     with without_autocast(value.device):
         gradients = iter(torch.autograd.grad(value, trained, allow_unused=True))
-    return value.item(), tuple(
-        laid_out_like(p, next(gradients)) if p.requires_grad else None for p in params
-    )
-
-
-def laid_out_like(p: Tensor, gradient: Tensor | None) -> Tensor | None:
-    """Return a gradient in the memory order of its parameter, as ``backward`` leaves it in
-    ``.grad``.
-
-    Fused optimizers go through the memory of both side by side, whatever their strides.
-    """
-    if gradient is None or gradient.layout != torch.strided:
-        return gradient
-    if gradient.stride() == p.stride():
-        return gradient
-    return torch.empty_like(p, dtype=gradient.dtype).copy_(gradient)
+    return value.item(), tuple(next(gradients) if p.requires_grad else None for p in params)
 
 
 def sum_gradients(parts: Sequence[WithGradient]) -> WithGradient:
     """Return the sum of losses and the sum of gradients, by :func:`tree_reduce`."""
-
-    def add(a: WithGradient, b: WithGradient) -> WithGradient:
-        value_a, gradients_a = a
-        value_b, gradients_b = b
-        return value_a + value_b, addgrad(gradients_a, gradients_b)
-
-    return tree_reduce(parts, add)
+    return tree_reduce(parts, lambda a, b: (a[0] + b[0], addgrad(a[1], b[1])))
 
 
-def map_in_threads(
-    compute: Callable[[S], T],
-    items: Sequence[S],
-    model: object,
-    threads: Threads,
-) -> list[T]:
-    """Compute the parts of a batch in threads that share a model, which must not change meanwhile.
+def map_in_threads(compute: Callable[[S], T], items: Sequence[S], threads: Threads) -> list[T]:
+    """Compute the parts of a batch in threads.
 
     Raises
     ------
     ValueError
-        Before a module runs that several threads would change at once, of ``model`` or any other
-        that ``compute`` calls.
+        Before a module runs that several threads would change at once.
     """
     # a single part runs in this thread, where modules may change
     if len(items) < 2:
-        return threads.map(compute, items, idempotent=True)
-    require_thread_safe(model)
+        return threads.map(compute, items)
 
-    # A loss may call other modules than those of the model, which is often not even known.
+    # a loss may call other modules than those of the model, which is often not even known
     def watched(item: S) -> T:
         watch()
         return compute(item)
 
-    with watching_modules(require_thread_safe) as watch:
+    with watching_modules(_require_thread_safe) as watch:
         return threads.map(watched, items, idempotent=True)
 
 
-def require_thread_safe(model: object) -> None:
-    """Raise ValueError if a module changes its state as it runs, which is not safe in several
-    threads.
-
-    Anything but a module is not checked.
-    """
-    if not isinstance(model, nn.Module):
-        return
+def _require_thread_safe(module: nn.Module) -> None:
     remedy = "use one thread"
-    for name, module in model.named_modules():
-        if isinstance(module, Recur):
-            raise ValueError(
-                f"{name!r} ({type(module).__name__}) carries a state, which threads cannot share: "
-                f"{remedy}"
-            )
-    require_no_batch_norm(model, "threads", f"{remedy}; or use nn.LayerNorm or nn.GroupNorm")
+    if isinstance(module, Recur):
+        raise ValueError(
+            f"{type(module).__name__} carries a state, which threads cannot share: {remedy}"
+        )
+    require_no_batch_norm(module, "threads", f"{remedy}; or use nn.LayerNorm or nn.GroupNorm")

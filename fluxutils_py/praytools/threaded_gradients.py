@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from fluxutils_py.data.parts import dividebatch
 from fluxutils_py.praytools.sample_gradients import (
-    Gradients,
+    WithGradient,
     map_in_threads,
     sum_gradients,
     value_and_gradient,
@@ -30,7 +31,7 @@ def pgradient(
     weights: Sequence[float] | None = None,
     *,
     threads: Threads | None = None,
-) -> tuple[float, Gradients]:
+) -> WithGradient:
     """Compute the mean of a loss over several samples and its gradient, each sample in a separate
     thread.
 
@@ -47,7 +48,7 @@ def pgradient(
         Weights of the samples in the mean; pass their sizes for the gradient of the whole
         minibatch. None: equal.
     threads : Threads, optional
-        Running threads to use; by default this call starts one per sample.
+        Threads that run already; by default this call starts one per sample.
 
     Returns
     -------
@@ -76,18 +77,15 @@ def pgradient(
     >>> [tuple(g.shape) for g in grads]
     [(1, 2), (1,)]
     """
-    samples = list(samples)
-    tensors = as_params(params)
     if not samples:
         raise ValueError("there are no samples to compute a gradient of")
+    tensors = as_params(params)
     shares = [1.0] * len(samples) if weights is None else [float(w) for w in weights]
-    if len(shares) != len(samples):
-        raise ValueError(f"there are {len(samples)} samples, but {len(shares)} weights")
     total = sum(shares)
     if not total > 0:  # NaN too, of which each comparison is False
         raise ValueError(f"the weights of the samples must have a positive sum, it is {total}")
 
-    def compute(part: tuple[tuple[Any, ...], float]) -> tuple[float, Gradients]:
+    def compute(part: tuple[tuple[Any, ...], float]) -> WithGradient:
         sample, share = part
         value = loss(*sample)
         # scaled before its gradient, so that gradients only have to be added up
@@ -95,9 +93,10 @@ def pgradient(
             value = value * (share / total)
         return value_and_gradient(value, tensors)
 
-    parts = list(zip(samples, shares, strict=True))
-    with threads or Threads(len(samples)) as running:
-        return sum_gradients(map_in_threads(compute, parts, params, running))
+    parts = [*zip(samples, shares, strict=True)]
+    block: Any = Threads(len(samples)) if threads is None else nullcontext(threads)
+    with block as running:
+        return sum_gradients(map_in_threads(compute, parts, running))
 
 
 def tgradient(
@@ -105,9 +104,7 @@ def tgradient(
     params: nn.Module | Iterable[Tensor],
     preparesamples: Callable[[], tuple[Any, ...]],
     n: int | None = None,
-    *,
-    threads: Threads | None = None,
-) -> tuple[float, Gradients]:
+) -> WithGradient:
     """Compute a mean loss and gradient like :func:`pgradient`, over ``n`` samples that the threads
     prepare.
 
@@ -116,12 +113,9 @@ def tgradient(
     generator are the same in every run; numbers from a NumPy generator that the threads share are
     not. Source: ``tgradient`` of PrayTools.jl.
     """
-    if n is None:
-        n = threads.n if threads else torch.get_num_threads()
-    # entered twice, here and in pgradient: the threads stop when the outer block ends
-    with threads or Threads(n) as running:
-        samples = running.map(lambda _: preparesamples(), range(n))
-        return pgradient(loss, params, samples, threads=running)
+    with Threads(torch.get_num_threads() if n is None else n) as threads:
+        samples = threads.map(lambda _: preparesamples(), range(threads.n))
+        return pgradient(loss, params, samples, threads=threads)
 
 
 def parallelization_stats(
@@ -164,10 +158,6 @@ def parallelization_stats(
     -----
     Source: ``paralelization_stats`` of PrayTools.jl; this name works here too.
     """
-    if minibatch_size < 1 or steps < 1:
-        raise ValueError(
-            f"minibatch_size and steps must be at least 1, got {minibatch_size} and {steps}"
-        )
     params = as_params(params)
     minibatch = prepare_minibatch()
     if try_parts is None:
@@ -178,9 +168,9 @@ def parallelization_stats(
         samples = dividebatch(parts, *minibatch, axis=axis)
         # as many as there are samples, which may be fewer than parts
         with Threads(len(samples)) as threads:
-            for step in range(-1, steps):  # the first one warms up
-                if step == 0:
-                    began = time.perf_counter()
+            pgradient(loss, params, samples, threads=threads)  # warms up
+            began = time.perf_counter()
+            for _ in range(steps):
                 pgradient(loss, params, samples, threads=threads)
         rows.append({"parts": parts, "time": (time.perf_counter() - began) / steps})
     return rows

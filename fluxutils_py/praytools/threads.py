@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, ExitStack
-from functools import partial
+from contextlib import ExitStack
 from typing import Any, Self, TypeVar
 
 import torch
@@ -15,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _pop_mode, _push_mod
 
 from fluxutils_py.torch_private import arguments_of
 
+DEVICES = ("cpu", "cuda")
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -25,8 +25,7 @@ class Threads:
     Within the block torch uses one core in each thread, the calling one included. Otherwise torch's
     thread pool keeps spinning after its work on cores that the workers need (on two cores, two
     threads took as long as one). At the end, even after an error, the workers stop and torch gets
-    its number of threads back. ``n=1`` starts and sets nothing. Entering it again inside its
-    ``with`` block changes nothing.
+    its number of threads back. ``n=1`` starts and sets nothing.
 
     Parameters
     ----------
@@ -43,27 +42,18 @@ class Threads:
         if n < 1:
             raise ValueError(f"there must be at least 1 thread, got {n}")
         self.n = n
-        self._depth = 0  # with blocks in progress
-        self._pool: ThreadPoolExecutor | None = None
         self._own_generators = False  # whether each call draws from a separate generator
 
     def __enter__(self) -> Threads:
-        self._depth += 1
-        if self.n > 1 and self._depth == 1:
+        if self.n > 1:
             self._torch_threads = torch.get_num_threads()
             torch.set_num_threads(1)  # for this thread; new threads take the number set last
             self._pool = ThreadPoolExecutor(self.n - 1, "fluxutils", torch.set_num_threads, (1,))
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._depth = max(0, self._depth - 1)  # a hook may close what it has not started
-        if self._pool is None or self._depth:
-            return
-        pool = self._pool
-        self._pool = None
-        try:
-            pool.shutdown()
-        finally:
+        if self.n > 1:
+            self._pool.shutdown()
             torch.set_num_threads(self._torch_threads)
 
     def map(self, fn: Callable[[T], R], items: Sequence[T], *, idempotent: bool = False) -> list[R]:
@@ -78,40 +68,34 @@ class Threads:
         thread is faster, but they differ from the numbers in one thread. This slows every operation
         a little. Set ``idempotent`` if ``fn`` may run twice for an item; then the cost arises only
         after ``fn`` draws numbers.
-
-        Raises
-        ------
-        RuntimeError
-            If an operation draws random numbers and takes no generator.
         """
         if self.n == 1 or len(items) == 1:
             return [fn(item) for item in items]
-        if self._own_generators or not idempotent:
-            seeds = torch.randint(2**63 - 1, (len(items),)).tolist()
-            calls = [(fn, item, seed) for item, seed in zip(items, seeds, strict=True)]
-            return self._distribute(_call_seeded, calls)
         before = torch.get_rng_state()
-        results = self._distribute(fn, items)
-        if torch.equal(before, torch.get_rng_state()):
-            return results
-        # threads drew numbers in random order: repeat with one generator per item
-        torch.set_rng_state(before)
-        self._own_generators = True
-        return self.map(fn, items)
+        if idempotent and not self._own_generators:
+            results = self._distribute(fn, items)
+            if torch.equal(before, torch.get_rng_state()):
+                return results
+            # threads drew numbers in random order: repeat with one generator per item
+            torch.set_rng_state(before)
+            self._own_generators = True
+        seeds = torch.randint(2**63 - 1, (len(items),)).tolist()
+
+        def call(i: int) -> R:
+            with _SeededGenerator(torch.Generator().manual_seed(seeds[i])):
+                return fn(items[i])
+
+        return self._distribute(call, range(len(items)))
 
     def _distribute(self, fn: Callable[[T], R], items: Sequence[T]) -> list[R]:
-        if self._pool is None:
-            raise RuntimeError(
-                "threads work inside a with block only: with Threads(n) as threads: ..."
-            )
         n = min(self.n, len(items))
-        modes = _thread_modes()
+        with_gradients = torch.is_grad_enabled()
+        types = {d: torch.get_autocast_dtype(d) for d in DEVICES if torch.is_autocast_enabled(d)}
 
         def work(first: int) -> list[R]:
-            with ExitStack() as stack:
-                if first > 0:  # the calling thread has its modes already
-                    for mode in modes:
-                        stack.enter_context(mode())
+            with ExitStack() as stack, torch.set_grad_enabled(with_gradients):
+                for device, dtype in types.items():
+                    stack.enter_context(torch.autocast(device, dtype))
                 return [fn(item) for item in items[first::n]]
 
         others = [self._pool.submit(work, i) for i in range(1, n)]
@@ -121,28 +105,6 @@ class Threads:
             wait(others)
         results += [other.result() for other in others]
         return [results[i % n][i // n] for i in range(len(items))]
-
-
-def _thread_modes() -> list[Callable[[], AbstractContextManager]]:
-    """Return contexts that copy torch's per-thread modes, such as autocast, from this thread."""
-    modes: list[Callable[[], AbstractContextManager]] = [
-        partial(torch.set_grad_enabled, torch.is_grad_enabled())
-    ]
-    for device in ("cpu", "cuda"):
-        if torch.is_autocast_enabled(device):
-            dtype = torch.get_autocast_dtype(device)
-            cached = torch.is_autocast_cache_enabled()
-            modes.append(partial(torch.autocast, device, dtype, cache_enabled=cached))
-    return modes
-
-
-# -- random numbers --------------------------------------------------------------------------------
-
-
-def _call_seeded(call: tuple[Callable[[T], R], T, int]) -> R:
-    fn, item, seed = call
-    with _SeededGenerator(torch.Generator().manual_seed(seed)):
-        return fn(item)
 
 
 class _SeededGenerator(TorchDispatchMode):
@@ -173,25 +135,15 @@ class _SeededGenerator(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded in func.tags and kwargs.get("generator") is None:
-            func = self._with_generator(func)
+            if _current_graph_task_id() != -1:  # in a backward pass
+                raise RuntimeError(
+                    f"{func} draws random numbers in the backward pass, as checkpointing does with "
+                    "dropout: in several threads these would not be those of the forward pass; use "
+                    "one thread, or do without one of the two"
+                )
+            if all(argument.name != "generator" for argument in arguments_of(func)):
+                overload = str(func).rpartition(".")[2]  # such as "aten.rand.default"
+                name = "generator" if overload == "default" else f"{overload}_generator"
+                func = getattr(func.overloadpacket, name)
             kwargs = {**kwargs, "generator": self.generator}
         return func(*args, **kwargs)
-
-    def _with_generator(self, func: OpOverload) -> OpOverload:
-        """Return the overload of an operation that takes a generator."""
-        if _current_graph_task_id() != -1:  # in a backward pass
-            raise RuntimeError(
-                f"{func} draws random numbers in the backward pass, as checkpointing does with "
-                "dropout: in several threads these would not be those of the forward pass; use "
-                "one thread, or do without one of the two"
-            )
-        if any(argument.name == "generator" for argument in arguments_of(func)):
-            return func
-        overload = str(func).rpartition(".")[2]  # such as "aten.rand.default"
-        name = "generator" if overload == "default" else f"{overload}_generator"
-        if name not in func.overloadpacket.overloads():
-            raise RuntimeError(
-                f"{func} cannot be given a separate generator, so in several threads its results "
-                "would differ from run to run; use one thread, or draw the numbers in another way"
-            )
-        return getattr(func.overloadpacket, name)

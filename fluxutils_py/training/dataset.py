@@ -13,9 +13,8 @@ from torch import Tensor
 from fluxutils_py.data import BackgroundDataLoader
 from fluxutils_py.errors import DataError
 from fluxutils_py.training.generator_state import get_generator_state, set_generator_state
-from fluxutils_py.training.loop import iterate_from, known_length
+from fluxutils_py.training.loop import iterate_from
 from fluxutils_py.training.minibatch import Minibatch, as_minibatch
-from fluxutils_py.validation import check_integer
 
 __all__ = ["Dataset"]
 
@@ -125,9 +124,8 @@ class _PassThrough(Dataset):
         source: object,
         through: Callable[[Iterator[Any], int], Pass],
         name: str | None,
-        *,
         size: int = 1,
-        length: Callable[[], int] | None = None,
+        length: Callable[[int], int] = int,
     ) -> None:
         data = as_dataset(source)
         super().__init__(data, name or data.name, data.kind)
@@ -136,7 +134,7 @@ class _PassThrough(Dataset):
         self._length = length
 
     def __len__(self) -> int:
-        return len(self.data) if self._length is None else self._length()
+        return self._length(len(self.data))
 
     def skip(self, n: int) -> Pass:
         return self._through(iterate_from(self.data, n * self._size), n)
@@ -160,16 +158,11 @@ def Take(source: object, n: int, name: str | None = None) -> Dataset:
     >>> [batch.inputs for batch in Take(range(100), 3)]
     [(0,), (1,), (2,)]
     """
-    check_integer("n", n, 0)
 
     def through(rest: Pass, skipped: int) -> Pass:
         return islice(rest, max(n - skipped, 0))
 
-    def length() -> int:
-        known = known_length(source)
-        return n if known is None else min(n, known)
-
-    return _PassThrough(source, through, name, length=length)
+    return _PassThrough(source, through, name, length=lambda known: min(n, known))
 
 
 def Map(
@@ -192,16 +185,14 @@ def Map(
     >>> [batch.inputs for batch in Map([1, 2], lambda batch: 10 * batch.inputs[0])]
     [(10,), (20,)]
     """
-    check_integer("workers", workers, 0)
 
     def apply(batch: Minibatch) -> Minibatch:
         return as_minibatch(fn(batch), batch.kind)
 
     def ahead(rest: Pass) -> Pass:
-        n_ahead = 2 * workers  # a slow batch then does not leave the others idle
-        with BackgroundDataLoader.map(
-            apply, rest, n=n_ahead, workers=workers, ordered=ordered
-        ) as loader:
+        # a slow batch then does not leave the others idle
+        options: Any = {"n": 2 * workers, "workers": workers, "ordered": ordered}
+        with BackgroundDataLoader.map(apply, rest, **options) as loader:
             yield from loader
 
     def through(rest: Pass, skipped: int) -> Pass:
@@ -209,13 +200,12 @@ def Map(
             return map(apply, rest)
         if skipped and not ordered:
             raise DataError(
-                f"dataset {mapped.name!r} yields batches as they become ready: which {skipped} "
-                "were seen before is unknown; set ordered=True to resume a pass"
+                "a dataset that yields batches as they become ready cannot be resumed within a "
+                "pass; set ordered=True"
             )
         return ahead(rest)
 
-    mapped = _PassThrough(source, through, name)
-    return mapped
+    return _PassThrough(source, through, name)
 
 
 def Batch(
@@ -255,19 +245,17 @@ def Batch(
     >>> [batch.y.tolist() for batch in Batch(examples, 2)]
     [[0, 1], [2, 3], [4]]
     """
-    check_integer("batchsize", batchsize, 1)
     join = torch.stack if stack else torch.cat
 
     def through(rest: Pass, skipped: int) -> Pass:
         while items := list(islice(rest, batchsize)):
             if len(items) == batchsize or not drop_last:
-                yield join_batches(items, join, batches.name)
+                yield join_batches(items, join)
 
-    def length() -> int:
-        return n_batches(len(batches.data), batchsize, drop_last)
+    def length(n: int) -> int:
+        return n_batches(n, batchsize, drop_last)
 
-    batches = _PassThrough(source, through, name, size=batchsize, length=length)
-    return batches
+    return _PassThrough(source, through, name, batchsize, length)
 
 
 def ReadAhead(
@@ -280,7 +268,6 @@ def ReadAhead(
     """Return a dataset that reads another in a background thread, up to ``n`` batches ahead; on a
     device, if you name one.
     """
-    check_integer("n", n, 1)
 
     def through(rest: Pass, skipped: int) -> Pass:
         if device is not None:
@@ -297,21 +284,17 @@ def n_batches(n: int, batchsize: int, drop_last: bool) -> int:
     return n // batchsize if drop_last else -(-n // batchsize)  # rounded up
 
 
-def join_batches(
-    items: Sequence[Minibatch], join: Callable[[list[Tensor]], Tensor], name: str
-) -> Minibatch:
-    """Join batches of the dataset ``name`` to one, tensor by tensor.
+def join_batches(items: Sequence[Minibatch], join: Callable[[list[Tensor]], Tensor]) -> Minibatch:
+    """Join batches to one, tensor by tensor.
 
     Raises
     ------
     DataError
         If there are none, or they have weights or differ in their kind.
     """
-    kinds_differ = any(item.kind != items[0].kind for item in items)
-    if not items or kinds_differ or any(item.weight is not None for item in items):
+    if len({repr(item.kind) for item in items}) != 1 or any(i.weight is not None for i in items):
         raise DataError(
-            f"dataset {name!r} must have batches of one kind, without weights, to be joined; got "
-            f"{len(items)}"
+            f"batches to be joined must be of one kind, without weights; got {len(items)} of them"
         )
 
     def joined(parts: list[tuple[Any, ...]]) -> tuple[Tensor, ...]:

@@ -115,7 +115,7 @@ class InMemory:
         data = as_dataset(dataset)
         batches = list(data)
         data.reset()  # the pass is over, for whoever reads it next
-        joined = join_batches(batches, torch.cat if batched else torch.stack, data.name)
+        joined = join_batches(batches, torch.cat if batched else torch.stack)
         # what the caller gives comes first
         settings.setdefault("kind", joined.kind)
         settings.setdefault("name", data.name)

@@ -119,45 +119,13 @@ def test_results_are_finalized_at_the_end():
     assert eval_batches(Finalized(lambda batch: batch), "dev", [1, 2, 4]) == Found((7,))
 
 
-@dataclass(frozen=True)
-class Broken(EvalResults):
-    def reduce(self, other):
-        Broken()
+def test_a_wrong_type_is_named():
+    class Wrong(Calls):
+        def evaluate(self, batch):
+            return {}
 
-
-class Wrong(EvalTask):
-    def __init__(self, method):
-        self.method = method
-
-    def create_eval_results(self, dataset_name):
-        return {"create_eval_results": None, "Broken.reduce": Broken()}.get(self.method, Found())
-
-    def evaluate(self, batch):
-        return {"evaluate": {}, "Broken.reduce": Broken()}.get(self.method, Found())
-
-    def finalize_eval_results(self, results):
-        return 5.0
-
-
-@pytest.mark.parametrize(
-    ("method", "message"),
-    [
-        (
-            "create_eval_results",
-            "create_eval_results returned NoneType; it must return EvalResults",
-        ),
-        ("evaluate", "evaluate returned dict; it must return Found"),
-        ("Broken.reduce", "Broken.reduce returned NoneType; it must return Broken"),
-        (
-            "finalize_eval_results",
-            "finalize_eval_results returned float; it must return EvalResults",
-        ),
-    ],
-)
-def test_a_wrong_type_is_named(method, message):
-    with pytest.raises(TypeError) as caught:
-        eval_batches(Wrong(method), "dev", [1])
-    assert str(caught.value) == message
+    with pytest.raises(TypeError, match=r"^evaluate returned dict; it must return Found"):
+        eval_batches(Wrong(None), "dev", [1])
 
 
 @pytest.mark.parametrize(
@@ -165,9 +133,9 @@ def test_a_wrong_type_is_named(method, message):
     [
         (
             lambda t: t.create_eval_results("dev"),
-            "create_eval_results(dataset_name), which gives the result of no data",
+            "create_eval_results(dataset_name)",
         ),
-        (lambda t: t.evaluate(1), "evaluate(batch, ...), which gives the result of a batch"),
+        (lambda t: t.evaluate(1), "evaluate(batch, ...)"),
     ],
 )
 def test_what_a_task_lacks_is_named(call, missing):

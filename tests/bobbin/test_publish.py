@@ -171,7 +171,7 @@ def test_what_is_trained_and_where_is_told(tmp_path, monkeypatch, accumulated, c
     assert lines == {
         "trainer/diagnosis/total_num_params": [NUMBERS],
         "trainer/diagnosis/param_shape": SHAPES,
-        "trainer/diagnosis/local_device": [f"cpu ({torch.get_num_threads()} threads)"],
+        "trainer/diagnosis/local_device": ["cpu"],
         "trainer/diagnosis/trainer_argv": ["train.py", "--lr", "0.1"],
         "trainer/diagnosis/process": [f"rank 0 of 1, pid {os.getpid()} on {socket.gethostname()}"],
     }

@@ -3,7 +3,6 @@
 import copy
 import json
 import logging
-import re
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -181,7 +180,7 @@ def test_a_task_may_stop_a_loop():
 
 
 def test_what_can_be_gone_through_once_is_refused():
-    with pytest.raises(DataError, match=r"'dev' is a generator, .*use a list"):
+    with pytest.raises(DataError, match=r"'dev' .*only once.*use a list"):
         RunEval(SquaredOutput(), {"dev": (x for x in ONES["dev"])})
 
 
@@ -229,7 +228,7 @@ def test_the_best_is_kept_over_a_restart(tmp_path):
         "results.json",
     ]
     assert json.loads((dest / "results.json").read_text()) == {"total": 4.0, "n": 4}
-    assert restarted.load_best(nn.Linear(1, 1, bias=False)).weight.item() == 1
+    assert weight_in(dest) == 1
 
 
 def test_better_after_a_restart_is_better_than_what_was(tmp_path):
@@ -313,10 +312,8 @@ def test_other_ranks_follow_and_write_nothing(tmp_path):
 
 
 def test_there_must_be_such_a_dataset(tmp_path):
-    with pytest.raises(ValueError, match=r"no dataset 'train' .*'dev', 'test'$"):
+    with pytest.raises(ValueError, match=r"no dataset 'train' .*'dev', 'test'"):
         RunEval(SquaredOutput(), ONES).keep_best_checkpoint("train", tmp_path)
-    with pytest.raises(FileNotFoundError, match=f"^{re.escape(str(tmp_path))} .*no model"):
-        keeper(tmp_path).load_best(nn.Linear(1, 1))
 
 
 @pytest.mark.slow
@@ -338,7 +335,7 @@ def test_a_fit_keeps_the_best_of_its_steps(tmp_path):
     est.callbacks = [action, lambda loop: vectors.append(copy.deepcopy(loop.model).state_dict())]
     est.fit(x, x.mean(0, keepdims=True))
     best = vectors[int(np.argmin(losses))]
-    kept = action.load_best(copy.deepcopy(est.model_)).state_dict()
+    kept = Checkpointer(tmp_path).read()["model"]
     assert len(losses) == len(vectors) > np.argmin(losses) + 1
     for name, value in best.items():
         assert torch.equal(kept[name], value)

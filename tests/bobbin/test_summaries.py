@@ -97,19 +97,6 @@ def test_the_last_of_a_name_stays():
     assert found.take(model)["layers/0/mean_output"].value == model.layers[0].linear(2 * x).mean()
 
 
-def test_modules_in_evaluation_mode_are_listened_to_only_on_request():
-    model, x = Model(), torch.randn(7, 3)
-    with collected_summaries() as training:
-        model(x)
-        model.eval()
-        model(2 * x)
-        with collected_summaries(evaluation=True) as both:
-            model(3 * x)
-    assert training.take(model)["layers/0/mean_output"].value == model.layers[0].linear(x).mean()
-    assert both.take(model)["layers/0/mean_output"].value == model.layers[0].linear(3 * x).mean()
-    assert model.layers[0].made == 2
-
-
 def test_the_innermost_collects_and_a_failure_ends_it():
     model, x = Model(), torch.randn(7, 3)
     with collected_summaries() as outer:

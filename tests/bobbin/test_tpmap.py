@@ -56,26 +56,18 @@ def test_keywords_trees_and_the_wrapper():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda f: f(torch.zeros(7)), ValueError,
-         "argument has shape (7,); to shard it, its leading axis must be divisible by the 2 "
-         "devices"),
-        (lambda f: f(torch.zeros(())), ValueError,
-         "argument has shape (); to shard it, its leading axis must be divisible by the 2 devices"),
-        (lambda f: f({"a": [torch.zeros(3)]}), ValueError,
-         "a/0 has shape (3,); to shard it, its leading axis must be divisible by the 2 devices"),
-        (lambda f: tpmap(len, ["thru"], devices=2)(torch.zeros(4)), ValueError,
-         "argument has shape (4,); to thru it, its leading axis must be 2 long"),
-        (lambda f: f(), TypeError, "expected 1 positional arguments, one per argtype; got 0"),
-        (lambda f: f(torch.zeros(2), y=1), TypeError, "expected keywords [], one per kwargtype; got ['y']"),
-        (lambda f: tpmap(len, ["split"]), ValueError,
-         "argument type must be one of static, thru, broadcast, shard, rng; got 'split'"),
-        (lambda f: tpmap(len, ["shard"], devices=[]), ValueError, "tpmap needs at least one device"),
+        (lambda f: f(torch.zeros(7)), ValueError, "7 rows, .* 2 devices"),
+        (lambda f: f(torch.zeros(())), ValueError, "no leading axis"),
+        (lambda f: f({"a": [torch.zeros(3)]}), ValueError, "^/a/0 has 3 rows, .* 2 devices"),
+        (lambda f: tpmap(len, ["thru"], devices=2)(torch.zeros(4)), ValueError, "4 rows .* 2 dev"),
+        (lambda f: f(), TypeError, "expected 1 positional arguments .* got 0"),
+        (lambda f: f(torch.zeros(2), y=1), TypeError, r"keywords \[\], got 1 and \['y'\]"),
+        (lambda f: tpmap(len, ["split"])(1), ValueError, "static.*rng, not 'split'"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_divided_is_refused(call, error, message):
-    with pytest.raises(error) as caught:
+    with pytest.raises(error, match=message):
         call(tpmap(lambda v: v, ["shard"], devices=2))
-    assert str(caught.value) == message
 
 
 def test_an_error_in_one_call_is_raised():
@@ -90,5 +82,5 @@ def test_by_default_all_gpus_are_devices_or_the_cpu_is_one(monkeypatch):
         double = tpmap(lambda x: 2 * x, ["shard"], **settings)
         assert double(torch.ones(3)).tolist() == [[2, 2, 2]]
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-        with pytest.raises(ValueError, match=r"\(3,\).* divisible by the 2 devices"):
+        with pytest.raises(ValueError, match=r"3 rows, .* 2 devices"):
             tpmap(lambda x: x, ["shard"], **settings)(torch.ones(3))

@@ -81,8 +81,6 @@ TORCH = [
         torch.bfloat16,
         torch.float32,
         torch.float64,
-        torch.complex64,
-        torch.complex128,
     ),
     *(torch.float8_e4m3fn, torch.float8_e5m2),
 ]
@@ -100,7 +98,7 @@ def test_tensors_of_every_dtype_come_back_bit_for_bit(dtype):
 
 
 @pytest.mark.parametrize(
-    "name", ["?", "u1", "i1", "i2", "i4", "i8", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"]
+    "name", ["?", "u1", "i1", "i2", "i4", "i8", "u2", "u4", "u8", "f2", "f4", "f8"]
 )
 def test_arrays_of_every_dtype_come_back_bit_for_bit(name):
     bits = np.random.default_rng(6).integers(0, 256, 30 * np.dtype(name).itemsize, dtype=np.uint8)
@@ -118,22 +116,8 @@ def test_extreme_integers_are_exact():
     assert back(10**30) == 10**30
 
 
-def test_arrays_of_text_come_back():
-    given = np.array([["a", "\u00e9\n"], ["", "NaN"]])
-    assert same(back(given), given)
-    assert same(back(given[:0]), given[:0])
-    assert same(back(np.str_("abc")), np.str_("abc"))
-
-
 def test_arrays_in_foreign_byte_order_come_back_in_native_order():
     assert same(back(np.array([1.5, 2.0], dtype=">f4")), np.array([1.5, 2.0], dtype="f4"))
-
-
-def test_lazily_conjugated_and_negated_tensors_are_written_as_they_read():
-    given = torch.tensor([1 + 2j, 3 - 4j])
-    assert back(given.conj()).tolist() == [1 - 2j, 3 + 4j]
-    assert back(given.conj().imag).tolist() == [-2.0, 4.0]
-    assert back(torch.tensor([1 + 2j], dtype=torch.complex128).conj().imag).tolist() == [-2.0]
 
 
 def test_parameters_come_back_as_tensors_without_gradient():
@@ -153,9 +137,6 @@ def test_plain_values_come_back(value):
 def test_numbers_that_json_has_not_come_back():
     for value in (math.nan, math.inf, -math.inf):
         assert struct.pack("d", back(value)) == struct.pack("d", value)
-    found = back(complex(-math.inf, math.nan))
-    assert (type(found), repr(found)) == (complex, "(-inf+nanj)")
-    assert repr(back(complex(-0.0, 1))) == repr(complex(-0.0, 1))
 
 
 def test_the_text_is_that_of_bobbin():
@@ -208,10 +189,9 @@ def test_a_template_gives_structure_and_no_values():
 
 
 def test_an_array_is_a_tensor_where_the_template_has_one():
-    found = back([np.ones(2, "f4"), np.float32(2), np.array(["a"])], [torch.zeros(1)] * 3)
+    found = back([np.ones(2, "f4"), np.float32(2)], [torch.zeros(1)] * 2)
     assert same(found[0], torch.ones(2))
     assert same(found[1], torch.tensor(2.0))
-    assert found[2].tolist() == ["a"]
 
 
 def test_none_and_empty_containers_in_a_template_stand_for_more():
@@ -238,63 +218,17 @@ def test_a_module_is_written_as_its_state_and_loads_back():
     assert list(back({"m": model}, {"m": other})["m"]) == list(model.state_dict())
 
 
-def test_an_optimizers_state_comes_back_and_loads():
-    model = nn.Linear(3, 2)
-    opt = torch.optim.Adam(model.parameters(), lr=0.25)
-    model(torch.ones(1, 3)).sum().backward()
-    opt.step()
-    found = back(opt.state_dict())
-    assert list(found["state"]) == [0, 1]
-    assert same(found["state"][1]["exp_avg"], opt.state_dict()["state"][1]["exp_avg"])
-    torch.optim.Adam(model.parameters()).load_state_dict(found)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {1: "a", "1": "b", None: "c", 2.5: [{True: 0}]},
-        {"__array__": True, "dtype": "int64", "data": [1]},
-        {"__items__": [[1, 2]]},
-        {"a/b": {"": 1}, "a": {"b/": 2}},
-        {0: {}},
-    ],
-)
-def test_dicts_with_other_keys_come_back_and_are_not_taken_for_arrays(given):
-    found = back([given])[0]
-    assert found == given
-    assert list(map(type, found)) == list(map(type, given))
-    assert back([given], [given]) == [given]
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (
-            {"a": [{1, 2}]},
-            r"^/a/0: JSON .*value .*'set'",
-        ),
+        ({"a": [{1, 2}]}, r"^/a/0: JSON .*value .*'set'"),
         (b"x", r"^the tree: JSON .*value .*'bytes'"),
-        (
-            {"a": {(1, 2): 3}},
-            r"^/a: JSON .*\(1, 2\) .*'tuple'.*string",
-        ),
-        ({math.nan: 3}, r"^the tree: JSON .*nan .*'float'.*string"),
-        (
-            {"d": np.zeros(2, "M8[s]")},
-            r"^/d: JSON .*ndarray'> .*datetime64\[s\]",
-        ),
-        (
-            np.array([None]),
-            r"^the tree: JSON .*ndarray'> .*object",
-        ),
-        (
-            [torch.ones(2, 2).to_sparse()],
-            r"^/0: JSON .*Tensor'> .*torch.float32",
-        ),
-        (
-            [torch.ones(2, device="meta")],
-            r"^/0: JSON .*Tensor'> .*torch.float32",
-        ),
+        (1j, r"^the tree: JSON .*value .*'complex'"),
+        ({"a": {3: 3}}, r"^/a: JSON .*key 3"),
+        ([{"__array__": 1}], r"^/0: JSON .*key '__array__'"),
+        ({"d": np.zeros(2, "M8[s]")}, r"^/d: JSON .*ndarray"),
+        (np.array(["a"]), r"^the tree: JSON .*ndarray"),
+        ([torch.ones(2) * 1j], r"^/0: JSON .*Tensor"),
     ],
 )
 def test_what_json_cannot_hold_is_refused_by_path(given, message):
@@ -302,30 +236,14 @@ def test_what_json_cannot_hold_is_refused_by_path(given, message):
         dump_pytree_json(given)
 
 
-@pytest.mark.skipif(np.dtype("longdouble").itemsize == 8, reason="longdouble is double here")
-def test_long_doubles_are_refused():
-    with pytest.raises(TypeError, match=r"^the tree: .*numpy.longdouble.*float\d+"):
-        dump_pytree_json(np.longdouble(1))
-
-
 @pytest.mark.parametrize(
     ("given", "template", "message"),
     [
-        (
-            [1, 2],
-            (1, 2, 3),
-            r"^the tree: .*list of 3 .*list of 2$",
-        ),
-        (
-            {"r": {"x": 1}},
-            {"r": Pair(0)},
-            r"^/r: .*\['x', 'y'\] .*keys \['x'\]$",
-        ),
-        ({"r": {"k": 1}}, {"r": 5}, r"^/r: .*leaf .*keys \['k'\]$"),
-        ({"r": [3]}, {"r": [[]]}, r"^/r/0: .*list of 0 .*leaf$"),
-        ([[1]], [{}], r"^/0: .*keys \[\] .*list of 1$"),
-        ([{0: 1}], [[5]], r"^/0: .*list of 1 .*keys \[0\]$"),
-        ([None], [[1]], r"^/0: .*list of 1 .*leaf$"),
+        ([1, 2], (1, 2, 3), r"^the tree: .*\[0, 1, 2\].*\[0, 1\]$"),
+        ({"r": {"x": 1}}, {"r": Pair(0)}, r"^/r: .*\['x', 'y'\] .*\['x'\]$"),
+        ({"r": {"k": 1}}, {"r": 5}, r"^/r: .*\[\] .*\['k'\]$"),
+        ([[1]], [{}], r"^/0: .*\[\] .*\[0\]$"),
+        ([None], [[1]], r"^/0: .*\[0\] .*\[\]$"),
     ],
 )
 def test_another_structure_than_the_templates_is_refused_by_path(given, template, message):
@@ -338,70 +256,24 @@ def array(**entries):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", r"^not JSON: .*line 1 column 1"),
-        (array(dtype="int9"), r"^/a/0: malformed __array__: .*dtype of"),
-        (array(dtype="nn"), r"^/a/0: malformed __array__: .*dtype of"),
-        (
-            array(data=[1.5]),
-            r"^/a/0: .*__array__: .*int .* 1\.5$",
-        ),
-        (
-            array(data=[[1], [2, 3]]),
-            r"^/a/0: .*__array__: .*int .* \[1\]$",
-        ),
-        (
-            array(data=[True]),
-            r"^/a/0: .*__array__: .*int .* True$",
-        ),
-        (
-            array(data=["1"], dtype="bool"),
-            r"^/a/0: .*__array__: .*bool .* '1'$",
-        ),
-        (
-            array(data=["x"], dtype="float16"),
-            r"^/a/0: .*__array__: .*float: 'x'$",
-        ),
-        (
-            array(more=1),
-            r"^/a/0: .*__array__: .*shape.*'more'\]$",
-        ),
-    ],
-)
-def test_malformed_text_is_refused_by_path(text, message):
-    with pytest.raises(LoadError, match=message):
-        parse_pytree_json(text)
-
-
-@pytest.mark.parametrize(
     "text",
     [
+        "",
+        array(dtype="int9"),
+        array(dtype="nn"),
+        array(dtype=5),
+        array(data=[[1], [2, 3]]),
+        array(data=["x"], dtype="float16"),
         array(data=[300]),
         array(data=[1, 2], shape=[3]),
-        array(data=[], shape="x"),
-        array(dtype=5),
-        array(dtype="<Ux"),
-        array(dtype="float32", data=["NaN:zz"]),
-        array(dtype="float32", data=["NaN:fffffffff"]),
-        array(dtype="complex64", data=[[1, 2, 3]]),
-        array(dtype="quint8"),
+        '{"__tensor__": true}',
         '{"a": [{"__float__": [1, 2]}]}',
-        '{"a": [{"__items__": 5}]}',
-        '{"a": [{"__items__": [[[1], 2]]}]}',
-        '{"a": [{"__complex__": "x"}]}',
+        "[" * 100_000 + "]" * 100_000,
     ],
 )
-def test_any_malformed_entry_is_refused_by_path(text):
-    with pytest.raises(LoadError, match=r"^/a/0: malformed __"):
+def test_malformed_text_is_refused(text):
+    with pytest.raises(LoadError, match=r"^malformed: "):
         parse_pytree_json(text)
-
-
-def test_an_error_inside_other_keys_names_its_own_path():
-    with pytest.raises(LoadError, match=r"^/3/k: malformed __array__: .*dtype"):
-        parse_pytree_json(
-            '{"__items__": [[3, {"k": {"__array__": true, "dtype": "x", "data": 1}}]]}'
-        )
 
 
 def test_files_are_written_whole_and_read_back(tmp_path):
@@ -419,24 +291,8 @@ def test_files_are_written_whole_and_read_back(tmp_path):
 def test_errors_name_the_file(tmp_path):
     path = Path(tmp_path / "r.json")
     path.write_text("[1]")
-    message = f"^{re.escape(str(path))}: the tree: .*leaf .*list of 1$"
+    message = f"^{re.escape(str(path))}: the tree: .*keys"
     with pytest.raises(LoadError, match=message):
         read_pytree_json_file(path, 5)
     with pytest.raises(FileNotFoundError):
         read_pytree_json_file(tmp_path / "none.json")
-
-
-def test_texts_take_no_more_memory_than_a_file_has():
-    stored = '{"__array__": true, "dtype": "<U200000000", "data": ["a", "b"]}'
-    with pytest.raises(LoadError, match="U200000000"):
-        parse_pytree_json(stored)
-    roomy = np.array(["a", "bc"], "<U300")
-    assert parse_pytree_json(dump_pytree_json(roomy)).dtype == roomy.dtype
-
-
-@pytest.mark.parametrize(
-    "text", ["[" * 100_000 + "]" * 100_000, '{"a":' * 50_000 + "1" + "}" * 50_000]
-)
-def test_lists_in_lists_without_end_are_an_error_of_loading(text):
-    with pytest.raises(LoadError, match="deep"):
-        parse_pytree_json(text)

@@ -110,5 +110,5 @@ def test_other_shapes_and_labels_are_errors(data):
         sparse_categorical_cross_entropy(scores, labels[:, 0])
     with pytest.raises(DataError, match=r"integer labels, got torch\.float64"):
         sparse_categorical_cross_entropy(scores, labels.double())
-    with pytest.raises(ValueError, match=r"reduction .*mean.*none.* got 'batch'"):
+    with pytest.raises(KeyError, match="batch"):
         categorical_cross_entropy(p, q, reduction="batch")

@@ -30,17 +30,6 @@ def test_elements_of_weight_0_do_not_count():
         MedianMetric(nn.L1Loss(), "error").update(x, y, weight=(~y.isnan()).float())
 
 
-@pytest.mark.slow
-def test_a_sample_of_many_values_has_about_their_median():
-    metric = MedianMetric(name="value", sample_size=301)
-    for value in np.random.default_rng(0).permutation(5001):
-        metric.update(float(value))
-    assert len(metric.values) == 301
-    assert abs(metric.compute() - 2500) < 500
-    with pytest.raises(ValueError, match="sample_size"):
-        MedianMetric(sample_size=0)
-
-
 def test_it_goes_on_from_its_state():
     metric, copy = MedianMetric(name="value"), MedianMetric(name="value")
     assert metric.compute() is None

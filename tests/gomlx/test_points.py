@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from fluxutils_py import Estimator
-from fluxutils_py.errors import DataError
 from fluxutils_py.gomlx import PointsWriter, Trainer, load_points
 from fluxutils_py.gomlx.points import Point
 from fluxutils_py.training import InMemory, Loop, StepInfo
@@ -117,26 +116,3 @@ def test_only_rank_0_writes(path):
         SimpleNamespace(ranks=SimpleNamespace(rank=1), step=1, metrics={}, batch_loss=1.0)
     )
     assert not path.exists()
-
-
-@pytest.mark.parametrize("line", ["step,value", "[1]", '{"step": 1}'])
-def test_a_line_that_is_no_point_is_named(path, line):
-    run(PointsWriter(path), [2.0])
-    path.write_text(path.read_text() + line + "\n")
-    with pytest.raises(DataError) as caught:
-        load_points(path)
-    reason = caught.value.__cause__  # in Python's words
-    assert str(caught.value) == (
-        f"line 2 of {path} is not a point: {reason}; a line is a JSON object of step, metric, type "
-        "and value"
-    )
-
-
-def test_evaluation_needs_both_trainer_and_datasets(path):
-    for arguments in ([object()], [None, []]):
-        with pytest.raises(ValueError, match="points of evaluation") as caught:
-            PointsWriter(path, *arguments)
-        assert (
-            str(caught.value)
-            == "points of evaluation need a trainer and datasets; give both or none"
-        )

@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from fluxutils_py.bobbin import MetricsEval, eval_batches
 from fluxutils_py.errors import DataError
 from fluxutils_py.gomlx import Trainer, WeightedLoss
-from fluxutils_py.training.running_metrics import (
+from fluxutils_py.gomlx.running_metrics import (
     MeanMetric,
     binary_accuracy,
     sparse_categorical_accuracy,
@@ -39,8 +38,6 @@ def test_the_weights_of_a_batch_are_those_of_its_metrics_in_evaluation():
     batches = [((X[:2],), (Y[:2],), W[:2]), ((X[2:],), (Y[2:],), W[2:])]
     assert trainer.eval(batches)["mse"] == pytest.approx(MSE)
     assert trainer.eval([((X,), (Y,), W)])["mse"] == pytest.approx(MSE)
-    task = MetricsEval({"mse": NONE})
-    assert eval_batches(task, "dev", batches, Same()).means["mse"] == pytest.approx(MSE)
 
 
 def test_the_weights_of_a_batch_are_those_of_its_metrics_in_training():
@@ -54,8 +51,6 @@ def test_a_mean_is_refused_where_elements_weigh_differently():
     with pytest.raises(DataError, match="mse"):
         trainer.train_step(((X,), (Y.nan_to_num(),), W))
     assert trainer.model.shift.item() == 0.0
-    with pytest.raises(DataError, match="mse"):
-        MetricsEval({"mse": nn.MSELoss()}).evaluate(((X,), (Y,), W), Same())
 
 
 class Counter:
@@ -129,8 +124,6 @@ def test_gomlx_accuracy_of_classes_with_weights_and_mask_is_two_of_three_and_a_h
         torch.tensor([1.0, 1.0, 1.0, 0.5, 7.0]),
         torch.tensor([True, True, True, True, False]),
     )
-    task = MetricsEval({"accuracy": sparse_categorical_accuracy})
-    found = eval_batches(task, "dev", [((scores,), (labels, weights, mask))], Same()).means[
-        "accuracy"
-    ]
-    assert found == pytest.approx(2 / 3.5)
+    found = MeanMetric(sparse_categorical_accuracy)
+    found.update(scores, (labels, weights, mask))
+    assert found.compute() == pytest.approx(2 / 3.5)

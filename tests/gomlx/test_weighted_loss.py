@@ -10,8 +10,8 @@ from torch import nn
 
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.gomlx import Trainer, WeightedLoss
+from fluxutils_py.gomlx.running_metrics import MeanMetric
 from fluxutils_py.training.minibatch import Minibatch
-from fluxutils_py.training.running_metrics import MeanMetric
 
 SHAPE = (7, 3)
 
@@ -123,18 +123,13 @@ BEHIND = (
     [
         ([torch.ones(SHAPE, dtype=torch.int64)], DataError, BEHIND + "torch.int64"),
         (["weights"], DataError, BEHIND + "str"),
-        ([torch.ones(SHAPE), torch.ones(SHAPE)], DataError, BEHIND + "a second weights"),
-        ([torch.ones(SHAPE) > 0] * 2, DataError, BEHIND + "a second mask"),
+        ([torch.ones(SHAPE), torch.ones(SHAPE)], DataError, BEHIND + "torch.float32"),
+        ([torch.ones(SHAPE) > 0] * 2, DataError, BEHIND + "torch.bool"),
         (
             [torch.ones(7, 1)],
             ShapeError,
             "weights and mask have shape (7, 1), the loss has (7, 3); give them one value for "
             "each of its elements, and a loss that can do without reduction",
-        ),
-        (
-            [torch.ones(SHAPE), torch.ones(7) > 0],
-            ShapeError,
-            "the mask has shape (7,), the weights have (7, 3); give both the shape of the loss",
         ),
     ],
 )
@@ -148,8 +143,7 @@ def test_a_class_is_no_loss():
     with pytest.raises(TypeError) as caught:
         WeightedLoss(nn.MSELoss)
     assert str(caught.value) == (
-        "WeightedLoss needs a loss(prediction, target), got <class "
-        "'torch.nn.modules.loss.MSELoss'>; build it first: MSELoss()"
+        "WeightedLoss needs a loss(prediction, target), not <class 'torch.nn.modules.loss.MSELoss'>"
     )
 
 

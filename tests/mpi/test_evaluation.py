@@ -10,7 +10,7 @@ DATA = [rng.integers(1000, size=n) for n in (4, 1, 7, 2, 2, 9, 3, 5)]
 SERIAL = [int(sum(b.sum() for b in DATA)), sum(b.mean() for b in DATA), "4 1 7 2 2 9 3 5 "]
 NAME = "checkpoint-n{:07d}-step-{:08d}.pt".format
 FIRE = "OSError: disk on fire"
-WRONG_TYPE = "TypeError: evaluate returned dict; it must return Found"
+WRONG_TYPE = "TypeError: evaluate returned dict; it must return Found, as create_eval_results does"
 SAME = "every rank must be given the same arguments and run the same versions"
 
 # what rank 1 raises; the others raise a RemoteError

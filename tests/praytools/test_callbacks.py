@@ -43,27 +43,6 @@ def test_an_error_names_the_function():
     assert caught.value.__notes__ == ["raised by the on_step hook 'explode'"]
 
 
-def test_what_a_function_remembers_is_part_of_the_state():
-    class Total:
-        total = 0.0
-
-        def __call__(self, loss):
-            self.total += loss
-
-        def state_dict(self):
-            return {"total": self.total}
-
-        def load_state_dict(self, state):
-            self.total = state["total"]
-
-    loop, other = run(cby(Total()), cb(lambda: None)), Total()
-    assert loop.state_dict()["hooks"] == {"cby": {"total": 8.0}}
-    rest = Loop(StepInfo)
-    rest.hooks.attach(cby(other))
-    rest.load_state_dict(loop.state_dict())
-    assert other.total == 8.0
-
-
 HISTORY = [{"epoch": 1, "loss": 0.5}, {"epoch": 2, "loss": 0.25, "lr": 0.1}]
 
 

@@ -278,9 +278,7 @@ def test_autotrain_takes_the_fastest_number_of_parts():
 def test_autotrain_measures_by_itself():
     model, preparesamples, losses = make_model(), batches(), []
     preparesamples_again = batches()
-    autotrain(
-        loss_of(model), model, preparesamples, 23, SGD, 3, steps=1, try_parts=[2], cby=losses.append
-    )
+    autotrain(loss_of(model), model, preparesamples, 23, SGD, 3, steps=1, cby=losses.append)
     preparesamples_again()  # the one that was measured on
     expected, bare = bare_loop(preparesamples_again, 3, SGD)
     assert distance(model, expected) < 1e-6
@@ -329,8 +327,9 @@ def test_observations_on_the_last_axis_are_divided_if_it_is_named():
     def prepare():
         return torch.randn(3, 20), torch.randn(1, 20)
 
-    with pytest.raises(ShapeError, match=r"2 threads .*\(3, 20\) and \(1, 20\).*\(axis=\)"):
+    with pytest.raises(ShapeError, match=r"\(3, 20\) and \(1, 20\)") as caught:
         ptrain(loss, model, prepare, torch.optim.SGD, 1, bs=2)
+    assert "(axis=)" in caught.value.__notes__[0]
     found = []
     for parts in 1, 2:
         torch.manual_seed(0)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fluxutils_py.praytools import cb, cby
+from fluxutils_py.praytools import cb
 from fluxutils_py.praytools.callbacks import bestmodelselector, initevalcby
 from fluxutils_py.praytools.functional import train
 from fluxutils_py.training import Loop, StepInfo
@@ -84,22 +84,6 @@ def test_history_and_parameters_are_written_where_one_says(tmp_path):
         ]
         assert torch.equal(stored["weight"], kept[n - 1])
         nn.Linear(2, 1).load_state_dict(stored)
-
-
-def test_it_goes_on_where_it_was():
-    def make():
-        evaluate, history = initevalcby(4, printer=silent, clock=lambda: 0.0)
-        loop = Loop(StepInfo)
-        loop.hooks.attach(cby(evaluate))
-        return loop, history
-
-    (whole, expected), (first, _), (second, history) = make(), make(), make()
-    whole.run_steps(LOSSES[:11].tolist(), 11)
-    first.run_steps(LOSSES[:11].tolist(), 6)
-    second.load_state_dict(first.state_dict())
-    second.run_steps(LOSSES[:11].tolist(), 5)
-    assert history == expected
-    assert len(history) == 2
 
 
 @pytest.mark.parametrize("steps", [0, -1])

@@ -10,12 +10,12 @@ from torch import nn
 from fluxutils_py.bobbin import TaskStep, TrainTask
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.gomlx import Trainer, WeightedLoss
+from fluxutils_py.gomlx.running_metrics import MeanMetric
 from fluxutils_py.nn import LSTM
 from fluxutils_py.praytools.functional import itrain, ptrain, train, ttrain
 from fluxutils_py.training import Loop, TrainState
 from fluxutils_py.training.batch_step import BatchStep
 from fluxutils_py.training.gradient_step import BatchLoss, GradientStep
-from fluxutils_py.training.running_metrics import MeanMetric
 
 SIZES, CLIP = (7, 4, 5, 6, 2), 0.2
 

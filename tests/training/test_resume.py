@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from fluxutils_py.data import SequenceWindows, SeriesArray
 from fluxutils_py.errors import LoadError
 from fluxutils_py.gomlx import Trainer
+from fluxutils_py.gomlx.running_metrics import EMAMetric
 from fluxutils_py.praytools import cby
 from fluxutils_py.training import (
     InMemory,
@@ -28,7 +29,6 @@ from fluxutils_py.training.dataset import as_dataset
 from fluxutils_py.training.early_stopping import EarlyStopping, Schedule
 from fluxutils_py.training.generator_state import RandomGenerators
 from fluxutils_py.training.minibatch import TensorBatches
-from fluxutils_py.training.running_metrics import EMAMetric
 from fluxutils_py.training.triggers import EveryNSteps
 
 X = torch.arange(22.0).reshape(11, 2)

@@ -358,11 +358,6 @@ def test_steps_and_epochs_are_not_combined():
         match=r"^triggers .*steps and by epochs",
     ):
         EveryNSteps(2) | EveryNEpochs(2)
-    with pytest.raises(
-        ValueError,
-        match=r"^CronTab.run .*steps.* 'a' .*Loop$",
-    ):
-        CronTab().add("a", EveryNEpochs(2), print).run(SimpleNamespace(step=1))
 
 
 # -- several together ----------------------------------------------------------------------------------

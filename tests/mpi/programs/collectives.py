@@ -165,12 +165,10 @@ def differences_are_found_on_every_rank():
     if rank == 1:
         b[2] += 0.01
     told = raises(AssertionError, lambda: assert_replica_integrity({"a": a, "b": [b]}))
-    assert told == "replicas differ from rank 0, rank 1: b/0 (shape (4,)) by 0.01"
+    assert told == "replicas differ from rank 0, rank 1: b/0 (shape (4,))"
     told = raises(AssertionError, lambda: assert_replica_integrity([a[rank:]]))
-    assert told == (
-        "ranks hold different things: 0, shape (2, 3) of torch.float64 on rank 0, 0, shape (1, 3) "
-        "of torch.float64 on rank 1"
-    )
+    assert told.startswith("ranks hold different things: ('0', (torch.Size([2, 3]), ")
+    assert told.endswith("('0', (torch.Size([1, 3]), torch.float64)) on 1")
     raises(AssertionError, lambda: assert_replica_integrity([np.nan, 1.0][rank]))
     assert_replica_integrity(np.nan)
     assert gather_from_processes({"rank": [rank]}) == [{"rank": [0]}, {"rank": [1]}]

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from fluxutils_py.errors import DataError, ShapeError
-from fluxutils_py.nn.losses import needs_equal_shapes, require_equal_shapes
-from fluxutils_py.training.element_weights import (
+from fluxutils_py.gomlx.element_weights import (
+    argument_names,
     metric_name,
-    takes_weights,
     target_and_weight,
     weights_differ,
 )
+from fluxutils_py.nn.losses import needs_equal_shapes, require_equal_shapes
 
 __all__ = [
     "EMAMetric",
@@ -59,6 +59,8 @@ class MeanMetric:
     2.6
     """
 
+    memory: Sequence[str] = ("sum", "weight")  # attributes that a checkpoint holds
+
     def __init__(
         self,
         measure: Measure | None = None,
@@ -77,6 +79,7 @@ class MeanMetric:
         """Forget all steps."""
         self.sum = self.weight = 0.0
 
+    @torch.no_grad()
     def update(self, *values: Any, weight: float | Tensor = 1.0) -> None:
         """Add one step, a mean over ``weight`` data. A step of weight 0 has no effect, whatever its
         value.
@@ -89,46 +92,33 @@ class MeanMetric:
         DataError
             If elements weigh differently, and the measure returns a mean.
         """
-        value, total = self.weighed(*values, weight=weight)
-        if total:
-            self.add(value, total)
+        values, weight = self.without_extras(values, weight)
+        total = float(weight.double().sum() if isinstance(weight, Tensor) else weight)
+        if not total:  # do not measure: the value may be NaN
+            return
+        measure = self.measure
+        if measure is None:
+            measured = values[0]
+        elif weights_differ(weight) and "weights" in argument_names(measure):
+            measured = measure(*values, weights=weight)
+        else:
+            require_equal_shapes(measure, *values[:2])
+            measured = measure(*values)
+            if weights_differ(weight):
+                measured, total = self._weighted_mean(measured, weight)
+        self.add(float(torch.as_tensor(measured, dtype=torch.float64).mean()), total)
 
-    def weighed(self, *values: Any, weight: float | Tensor = 1.0) -> tuple[float, float]:
-        """Return the value of the measure and the weight of the step, without adding it."""
-        if len(values) == 2:  # a prediction and labels; else the arguments are the measure's own
-            values, weight = self.without_extras(values, weight)
-        if isinstance(weight, Tensor):
-            return self._weighted_mean(values, weight)
-        if not weight:  # do not measure: the value may be NaN
-            return 0.0, 0.0
-        return self.measured(*values), float(weight)
-
-    def without_extras(self, values: Any, weight: float | Tensor) -> tuple[Any, float | Tensor]:
+    def without_extras(self, values: Any, weight: Any) -> tuple[Any, Any]:
         """Move weights and mask from the labels to the weight, for measures that take one label."""
-        prediction, labels = values
-        if not isinstance(prediction, Tensor) or not isinstance(labels, tuple | list):
+        takes_one = needs_equal_shapes(self.measure) or "weights" in argument_names(self.measure)
+        if len(values) != 2 or not isinstance(values[0], Tensor) or not takes_one:
             return values, weight
-        if not (takes_weights(self.measure) or needs_equal_shapes(self.measure)):
-            return values, weight
-        target, among_labels = target_and_weight(labels)
-        if among_labels is None:
-            return (prediction, target), weight
-        weights = among_labels.double()
-        if isinstance(weight, Tensor):
-            weights = weights * weight
-        return (prediction, target), weights
+        target, among_labels = target_and_weight(values[1])
+        if among_labels is not None:
+            weight = among_labels.double() * (weight if isinstance(weight, Tensor) else 1)
+        return (values[0], target), weight
 
-    @torch.no_grad()
-    def _weighted_mean(self, values: Sequence[Any], weight: Tensor) -> tuple[float, float]:
-        total = float(weight.double().sum())
-        if not total:
-            return 0.0, 0.0
-        if self.measure is None or not weights_differ(weight):
-            return self.measured(*values), total  # equal weights: the plain mean, of any measure
-        if takes_weights(self.measure):
-            return _as_number(self.measure(*values, weights=weight)), total
-        require_equal_shapes(self.measure, *values[:2])
-        each = self.measure(*values)
+    def _weighted_mean(self, each: Any, weight: Any) -> tuple[Tensor, float]:
         if not isinstance(each, Tensor) or each.ndim == 0:
             raise DataError(
                 f"the batch has weights, but metric {self.name!r} is a mean already: give it a "
@@ -136,18 +126,9 @@ class MeanMetric:
                 "argument weights"
             )
         weight = weight.double().expand_as(each)
-        total = float(weight.sum())
-        # Not a product alone: elements of weight 0 may be NaN.
+        # not a product alone: elements of weight 0 may be NaN
         weighted = torch.where(weight != 0, each.double() * weight, 0)
-        return float(weighted.sum()) / total, total
-
-    @torch.no_grad()
-    def measured(self, *values: Any) -> float:
-        """Return the value of the measure without adding it."""
-        if self.measure is None:
-            return _as_number(values[0])
-        require_equal_shapes(self.measure, *values[:2])
-        return _as_number(self.measure(*values))
+        return weighted.sum() / weight.sum(), float(weight.sum())
 
     def pretty_print(self, value: float) -> str:
         """Format a value as text; an accuracy as a percentage."""
@@ -162,13 +143,12 @@ class MeanMetric:
         return self.sum / self.weight if self.weight else None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the sums as plain data."""
-        return {"sum": self.sum, "weight": self.weight}
+        """Return what it remembers as plain data."""
+        return {name: getattr(self, name) for name in self.memory}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state that :meth:`state_dict` returned."""
-        self.sum = state["sum"]
-        self.weight = state["weight"]
+        vars(self).update(state)
 
 
 class EMAMetric(MeanMetric):
@@ -198,21 +178,15 @@ class EMAMetric(MeanMetric):
     2.75
     """
 
-    def __init__(
-        self,
-        measure: Measure | None = None,
-        name: str | None = None,
-        short_name: str | None = None,
-        *,
-        new_example_weight: float = 0.01,
-        metric_type: str = "metric",
-    ) -> None:
+    memory = ("value", "count")
+
+    def __init__(self, *args: Any, new_example_weight: float = 0.01, **options: Any) -> None:
         if not 0 < new_example_weight <= 1:
             raise ValueError(
                 f"new_example_weight must be above 0 and at most 1, got {new_example_weight!r}"
             )
         self.new_example_weight = new_example_weight
-        super().__init__(measure, name, short_name, metric_type=metric_type)
+        super().__init__(*args, **options)
 
     def reset(self) -> None:
         """Forget all steps."""
@@ -227,21 +201,6 @@ class EMAMetric(MeanMetric):
     def compute(self) -> float | None:
         """Return the value so far; None before the first step."""
         return self.value if self.count else None
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the value and the count as plain data."""
-        return {"value": self.value, "count": self.count}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the state that :meth:`state_dict` returned."""
-        self.value = state["value"]
-        self.count = state["count"]
-
-
-def _as_number(value: Tensor | float) -> float:
-    if isinstance(value, Tensor):
-        value = value.detach().double().mean()
-    return float(value)
 
 
 # -- several metrics, and means over a batch -------------------------------------------------------
@@ -357,13 +316,5 @@ def _share_of(right: Tensor, weights: Tensor | None, mask: Tensor | None) -> Ten
     counts = torch.ones(right.shape, dtype=torch.float64, device=right.device)
     for factor in (weights, mask):
         if factor is not None:
-            alike = factor.numel() == right.numel()
-            counts = counts * (factor.reshape(right.shape) if alike else factor.expand_as(right))
+            counts = counts * factor.reshape(right.shape)
     return (right * counts).sum() / counts.sum()
-
-
-def require_different_names(metrics: Sequence[Any]) -> None:
-    """Raise ValueError if two metrics have the same name."""
-    names = [metric_name(m) for m in metrics]
-    if twice := {n for n in names if names.count(n) > 1}:
-        raise ValueError(f"metrics must have different names, got {', '.join(sorted(twice))} twice")

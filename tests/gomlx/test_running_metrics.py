@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fluxutils_py.errors import DataError
-from fluxutils_py.training.running_metrics import (
+from fluxutils_py.gomlx.running_metrics import (
     EMAMetric,
     MeanMetric,
     binary_accuracy,
