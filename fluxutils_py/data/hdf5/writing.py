@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
-import io
 import math
-import mmap
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from itertools import product
 from typing import Any
 
@@ -40,16 +36,11 @@ from fluxutils_py.data.hdf5.opening import (
     check_name,
     check_path,
     describe,
-    find_dataset,
-    numpy_dtype,
-    open_file,
-    unmappable_reason,
-    wait_for_lock,
     wrap_h5_errors,
 )
 from fluxutils_py.data.parts import indbatch
 from fluxutils_py.errors import DataError, H5DataError
-from fluxutils_py.files import atomic_path, remove_leftovers
+from fluxutils_py.files import atomic_path
 from fluxutils_py.terminal import progress_bar
 from fluxutils_py.validation import check_integer
 
@@ -229,15 +220,17 @@ def _as_array(value: Any, where: str) -> Any:
 
 
 @contextlib.contextmanager
-def new_file(path: PathLike) -> Iterator[h5py.File]:
-    """Open a new HDF5 file that takes the place of ``path`` if no error occurs."""
+def new_file(path: PathLike, replace: bool = True) -> Iterator[h5py.File]:
+    """Open a new HDF5 file that takes the place of ``path`` if no error occurs, as
+    :func:`fluxutils_py.files.atomic_path` says.
+    """
     target = os.path.realpath(os.fsdecode(path))  # of a link, the file is replaced
     if os.path.isdir(target):
         raise H5DataError(f"{target}: this is a directory; give the name of a file")
     folder = os.path.dirname(target)
     if not os.path.isdir(folder):
         raise FileNotFoundError(f"{folder}: there is no such folder to write a file to")
-    with atomic_path(target) as new, h5py.File(new, "w", **ALIGN) as file:
+    with atomic_path(target, replace=replace) as new, h5py.File(new, "w", **ALIGN) as file:
         yield file
 
 
@@ -344,7 +337,6 @@ def _fastest_axis(array: np.ndarray) -> int:
 
 # -- room for an array -----------------------------------------------------------------------------
 
-LOCK = fcntl.LOCK_EX | fcntl.LOCK_NB
 LARGEST = 1 << 62  # bytes: HDF5 counts them in 64 bits, and wraps
 UNCREATABLE = "cannot be created ({}); give it another name, or make it smaller"
 
@@ -357,39 +349,30 @@ def h5create(
     axes: str = "TNF",
     *,
     exist_ok: bool = False,
-    overwrite: bool = False,
     sparse: bool = False,
 ) -> Any:
-    """Make room for an array of shape (F, N, T) in an HDF5 file, new or existing, and map it for
-    writing.
+    """Make an HDF5 file with room for an array of shape (F, N, T), and map it for writing.
 
     The dataset is contiguous, takes its room on the disk at once, and reads as zeros where it is
-    not written. Other datasets in the file, and maps of them, do not change.
+    not written. The file appears whole or not at all, also when the process is killed.
 
     Several processes may call it at the same time, such as the ranks of ``mpirun``, with the same
-    arguments and ``exist_ok=True``: one of them makes the dataset, and all of them map it. A new
-    file appears whole or not at all. What is added to an existing file is first written behind what
-    is there; then the few bytes that lead to it change, between two system calls. A process that is
-    killed thus leaves the file as it was or with the new dataset. (Where the power fails, the
-    system may have written some of these bytes only.)
+    arguments and ``exist_ok=True``: one of them makes the file, and all of them map it.
 
     Parameters
     ----------
     path : path-like
+        Of the new file, which holds this array alone.
     name : str
-        Name of the new dataset; missing groups are created.
+        Name of the dataset; missing groups are created.
     shape : sequence of int
     dtype : dtype
         Of real numbers.
     axes : str
         Order of three axes in the file, slowest first. ``"TNF"`` is the fast one for training.
     exist_ok : bool
-        If a dataset of that name, shape, type and order already exists, map that one with its
+        If there is a file with a dataset of that name, shape and type, map that one with its
         numbers, so that a script can run a second time.
-    overwrite : bool
-        If something of that name already exists, replace it by a new dataset. Maps of the old one
-        keep its numbers; its room in the file is not used again (``h5repack`` gives it back).
-        Together with ``exist_ok``, replace only datasets that do not fit.
     sparse : bool
         Take room on the disk only where the map is written. If the disk is full then, the system
         kills the process (SIGBUS), with no error to catch.
@@ -402,8 +385,8 @@ def h5create(
     Raises
     ------
     H5DataError
-        If something of that name already exists, if there can be no such array, if the disk has no
-        room for it, or if the file is open elsewhere. The file then does not change.
+        If the file already exists, and not with such a dataset, if there can be no such array, or
+        if the disk has no room for it.
 
     Examples
     --------
@@ -415,34 +398,39 @@ def h5create(
     """
     path = check_path(path)
     check_name(path, name)
-    new = _check_new(path, name, shape, dtype, axes)
-    remove_leftovers(os.path.realpath(path))
-    with wrap_h5_errors(describe(path, name), UNCREATABLE):
-        if not os.path.exists(path):
-            # if another process makes the file first, that one's is what this process opens
-            exist_ok = True
-            with (
-                contextlib.suppress(FileExistsError),
-                atomic_path(path, replace=False) as temporary,
-                open(temporary, "r+b") as file,
-            ):
-                _add_dataset(file.fileno(), path, new, sparse)
-        # reading is possible while others read
-        if not _can_keep(path, new, exist_ok, overwrite):
-            with _locked_file(path) as descriptor:
-                # another process may have added it since
-                if not _can_keep(path, new, exist_ok, overwrite, locking=False):
-                    _add_dataset(descriptor, path, new, sparse)
-    return h5mmap(path, name, mode="r+")
-
-
-# name, shape in the file, type, and order of axes: what allocate() takes
-NewDataset = tuple[str, Shape, np.dtype, str | None]
-
-
-def _check_new(path: str, name: str, shape: Any, dtype: DTypeLike, axes: str) -> NewDataset:
-    """Check that there can be an array of real numbers of that shape and type."""
     where = describe(path, name)
+    sizes, numpy_type = _check_array(where, shape, dtype)
+    in_file = [sizes[i] for i in np.argsort(check_axes(axes, len(sizes), where))]
+    if not os.path.exists(path):
+        # if another process makes the file first, that one's is what this process maps
+        exist_ok = True
+        with (
+            wrap_h5_errors(where, UNCREATABLE),
+            contextlib.suppress(FileExistsError),
+            new_file(path, replace=False) as file,
+        ):
+            noted = axes if len(sizes) == 3 else None
+            dataset = allocate(file, name, in_file, numpy_type, noted)
+            file.flush()  # the file is as long then
+            if not sparse:
+                offset = dataset.id.get_offset() or 0
+                take_room(file.id.get_vfd_handle(), offset, dataset.nbytes, where)
+    if not exist_ok:
+        raise H5DataError(
+            f"{where} cannot be created: the file exists already; give the array a file of its "
+            "own, or pass exist_ok=True to write to one that the file has"
+        )
+    array = h5mmap(path, name, mode="r+")
+    if (array.shape, array.dtype) != (sizes, numpy_type):
+        raise H5DataError(
+            f"{where} exists already with shape {array.shape} of {array.dtype}, in place of "
+            f"{sizes} of {numpy_type}; give the array a file of its own, or remove that one"
+        )
+    return array
+
+
+def _check_array(where: str, shape: Any, dtype: DTypeLike) -> tuple[Shape, np.dtype]:
+    """Check that there can be an array of real numbers of that shape and type."""
     try:
         sizes = tuple(check_integer("", n, 0) for n in shape)
         numpy_type = np.dtype(dtype)
@@ -451,159 +439,13 @@ def _check_new(path: str, name: str, shape: Any, dtype: DTypeLike, axes: str) ->
             f"{where}: shape and dtype must be those of an array, as (1, 37, 100) and 'float32', "
             f"got {shape!r} and {dtype!r}"
         ) from error
-    order = np.argsort(check_axes(axes, len(sizes), where))
     n_bytes = math.prod(sizes) * numpy_type.itemsize
     if numpy_type.kind not in "fiub" or not sizes or max(n_bytes, *sizes) > LARGEST:
         raise H5DataError(
             f"{where}: there can be no array of shape {sizes} of {numpy_type} in a file; expected "
             "real numbers, one axis or more, and less than 2**62 bytes"
         )
-    return name, tuple(sizes[i] for i in order), numpy_type, axes if len(sizes) == 3 else None
-
-
-@contextlib.contextmanager
-def _locked_file(path: str) -> Iterator[int]:
-    """Open a file for writing, and lock it as HDF5 does, until the block ends.
-
-    Raises
-    ------
-    H5DataError
-        If it is open elsewhere, and not closed soon.
-    """
-    while True:
-        with open(path, "r+b") as file:
-            descriptor = file.fileno()
-            try:
-                wait_for_lock(partial(fcntl.flock, descriptor, LOCK), path)
-            except H5DataError:
-                if os.environ.get("HDF5_USE_FILE_LOCKING", "").upper() != "FALSE":
-                    raise
-            except OSError:  # a file system without locks
-                pass
-            # unless another file has taken its place
-            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
-                yield descriptor
-                return
-
-
-def _can_keep(path: str, new: NewDataset, exist_ok: bool, overwrite: bool, **options: Any) -> bool:
-    """Whether the file has a dataset that can be used in place of a new one.
-
-    Raises
-    ------
-    H5DataError
-        If it has one of that name that can be neither used nor replaced.
-    """
-    name = new[0]
-    with contextlib.closing(open_file(path, **options)) as file:
-        if not _name_exists(file, name):
-            return False
-        problem = "to write to it pass exist_ok=True or use h5mmap(path, name, mode='r+')"
-        if exist_ok:
-            problem = _describe_misfit(find_dataset(file, path, name), new)
-        if problem and not overwrite:
-            raise H5DataError(
-                f"{describe(path, name)} exists already; {problem}; pass overwrite=True to put a "
-                "new one in its place"
-            )
-        return not problem
-
-
-class _Changes(io.RawIOBase):
-    """A file for HDF5 to change, whose changes stay in memory until they are applied."""
-
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
-        self.size = os.fstat(descriptor).st_size
-        self.place = 0
-        self.blocks: dict[int, bytes] = {}  # by their place, the newest last
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self.place = offset + (0, self.place, self.size)[whence]
-        return self.place
-
-    def tell(self) -> int:
-        return self.place
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")
-        n_read = os.preadv(self.descriptor, [view], self.place)
-        view[n_read:] = bytes(len(view) - n_read)
-        for at, block in self.blocks.items():
-            start = max(at, self.place)
-            stop = min(at + len(block), self.place + len(view))
-            if start < stop:
-                view[start - self.place : stop - self.place] = block[start - at : stop - at]
-        self.place += len(view)
-        return len(view)
-
-    def write(self, data: Any) -> int:
-        self.blocks.pop(self.place, None)  # to be the newest
-        self.blocks[self.place] = bytes(data)
-        self.place += len(data)
-        self.size = max(self.size, self.place)
-        return len(data)
-
-    def truncate(self, size: int | None = None) -> int:
-        self.size = self.place if size is None else size
-        return self.size
-
-    def append(self, end: int) -> None:
-        """Write what is behind the end of what the file uses, which changes nothing for readers."""
-        for at, block in self.blocks.items():
-            new = block[max(0, end - at) :]
-            if new:
-                os.pwrite(self.descriptor, new, at + len(block) - len(new))
-        os.fsync(self.descriptor)
-
-    def patch(self, end: int) -> None:
-        """Write what is before that end, all of it between two system calls."""
-        old = {at: block[: end - at] for at, block in self.blocks.items() if at < end}
-        if not old:
-            return
-        first = min(old) // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
-        places = [np.arange(at, at + len(block)) - first for at, block in old.items()]
-        stop = max(at + len(block) for at, block in old.items())
-        with mmap.mmap(self.descriptor, stop - first, offset=first) as memory:
-            view = np.frombuffer(memory, "u1")
-            view[np.concatenate(places)] = np.frombuffer(b"".join(old.values()), "u1")
-            del view
-            memory.flush()
-
-
-def _add_dataset(descriptor: int, path: str, new: NewDataset, sparse: bool) -> None:
-    """Create the dataset in an open file, in place of what has its name."""
-    name = new[0]
-    changes = _Changes(descriptor)
-    end = changes.size
-    with h5py.File(changes, "r+" if end else "w", **ALIGN) as file:
-        if end:
-            file.flush()
-            end = changes.size  # HDF5 cuts off what a process that was killed has left
-        # while that is open, its room is not used again: maps of it keep its numbers
-        replaced = None
-        if _name_exists(file, name):
-            with contextlib.suppress(KeyError, OSError):  # a link that leads nowhere
-                replaced = file[name]
-            del file[name]
-        dataset = allocate(file, *new)
-        n_bytes = int(dataset.nbytes)
-        offset = dataset.id.get_offset() or 0
-        file.flush()
-        del replaced
-    try:
-        os.ftruncate(descriptor, end)
-        # of a file that keeps a list of what is free, which may hold any numbers
-        for at in range(offset, min(offset + n_bytes, end), BLOCK_BYTES):
-            os.pwrite(descriptor, bytes(min(BLOCK_BYTES, offset + n_bytes - at)), at)
-        os.ftruncate(descriptor, changes.size)
-        if not sparse:
-            take_room(descriptor, offset, n_bytes, describe(path, name))
-        changes.append(end)
-    except BaseException:
-        os.ftruncate(descriptor, end)
-        raise
-    changes.patch(end)
+    return sizes, numpy_type
 
 
 def take_room(descriptor: int, offset: int, n_bytes: int, where: str) -> None:
@@ -623,27 +465,3 @@ def take_room(descriptor: int, offset: int, n_bytes: int, where: str) -> None:
             ) from error
         if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENODEV):
             raise
-
-
-def _name_exists(file: h5py.File, name: str) -> bool:
-    """Whether something has that name, be it a link that leads nowhere."""
-    # `name in file` is false for a link that leads nowhere, whose name is taken all the same
-    try:
-        return file.get(name, getlink=True) is not None
-    except (OSError, RuntimeError, ValueError):
-        return name in file
-
-
-def _describe_misfit(dataset: h5py.Dataset, new: NewDataset) -> str:
-    """Return why a dataset cannot be used instead of a new one; an empty text if it can."""
-    wanted = new[1:]
-    axes = wanted[-1] and dataset.attrs.get("axes")
-    present = (dataset.shape, numpy_dtype(dataset), axes)
-    if present != wanted:
-        shown = [
-            f"shape {shape} of {dtype} in the order {axes}"
-            for shape, dtype, axes in (present, wanted)
-        ]
-        return f"it has, in the file, {shown[0]} in place of {shown[1]}"
-    reason = unmappable_reason(dataset)
-    return f"it cannot be written to in place, as it {reason}" if reason else ""
