@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -53,7 +54,7 @@ class BackgroundDataLoader(Generic[T]):
     ``with`` block), and when nothing refers to the loader any more, as after breaking out of a loop
     over it. A running call of ``loadfun`` cannot be interrupted: ``close`` waits for it, a dropped
     loader lets its thread end after it, and at exit the interpreter waits for it and for those that
-    are queued, as for any ``concurrent.futures.ThreadPoolExecutor``. In a forked process the loader has no threads and
+    are queued, as for any ``ThreadPoolExecutor``. In a forked process the loader has no threads and
     raises an error.
 
     Source: ``BackgroundDataLoader`` of PrayTools.jl. There, ``take!`` waits forever if ``loadfun``
@@ -179,13 +180,11 @@ class BackgroundDataLoader(Generic[T]):
 
     def _next_future(self, timeout: float | None) -> Future[T]:
         """Wait for the outcome whose turn it is, and ask for one more."""
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
         with self._taking:
             self._fill_queue()  # makes good for a refill that Ctrl-C cut short
             while self._futures:
-                remaining = None
-                if deadline is not None and deadline != float("inf"):
-                    remaining = max(0.0, deadline - time.monotonic())
+                remaining = min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX)
                 candidates = self._futures[:1] if self._ordered else self._futures
                 done, _ = wait(candidates, remaining, FIRST_COMPLETED)
                 if self._closed:

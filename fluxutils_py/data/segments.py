@@ -160,10 +160,6 @@ class Segments:
         rows = self[which]
         return np.asarray((steps < rows.start[:, None]) | (steps >= rows.stop[:, None]))
 
-    def last_step_mask(self, start: int, stop: int) -> np.ndarray:
-        """Return which steps are the last of their row: bool of shape (S, B)."""
-        return np.asarray(np.arange(start, stop)[:, None] == self.length - 1)
-
     def last_steps(self) -> Segments:
         """Return the last step of each row, which has one, as a row of its own."""
         return replace(self, start=self.start + self.length - 1, length=np.ones_like(self.length))

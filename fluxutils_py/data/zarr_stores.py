@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -12,9 +11,6 @@ from numpy.typing import DTypeLike
 
 from fluxutils_py.errors import DataError
 from fluxutils_py.validation import require_package
-
-CHUNK_BYTES = 1 << 20
-CHUNK_SERIES = 256  # as in a minibatch of predict
 
 
 def zarrcreate(
@@ -42,8 +38,7 @@ def zarrcreate(
     dtype : dtype
     chunks : sequence of int, optional
         Shape of a chunk, the least that is read or written. Windows of ``batchsize`` series and
-        ``seqsize`` steps are fast where they are whole chunks. None: all features of up to 256
-        series, over as many steps as make 1 MiB.
+        ``seqsize`` steps are fast where they are whole chunks. None: as zarr chooses.
     dims : sequence of str
         Names of the axes, with which xarray opens the store.
     exist_ok : bool
@@ -77,7 +72,7 @@ def zarrcreate(
             name,
             shape=shape,
             dtype=dtype,
-            chunks=chunks or _usual_chunks(shape, dtype.itemsize),
+            chunks="auto" if chunks is None else chunks,
             dimension_names=list(dims) if group.metadata.zarr_format == 3 else None,
         )
     except (zarr.errors.ContainsArrayError, zarr.errors.ContainsGroupError) as error:
@@ -89,12 +84,3 @@ def zarrcreate(
             f"{path} has {name!r} already, {existing!r}; give another name, or delete it, or, to "
             f"write to one of shape {shape} and {dtype}, pass exist_ok=True"
         ) from error
-
-
-def _usual_chunks(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    *leading, n_last = shape
-    leading = [max(1, n) for n in leading]
-    if len(leading) > 1:
-        leading[1:] = [min(n, CHUNK_SERIES) for n in leading[1:]]
-    n_steps = CHUNK_BYTES // max(1, math.prod(leading) * itemsize)
-    return (*leading, max(1, min(n_last, n_steps)))

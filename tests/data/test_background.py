@@ -680,7 +680,7 @@ def run(python, program):
         # loads under way, more asked for
         "a = BackgroundDataLoader(lambda: time.sleep(0.3) or 1, 5, 2)\nprint(a.take())",
         # a load under way comes to its end
-        "a = BackgroundDataLoader(lambda: time.sleep(0.3) or os.write(1, b'1'), 3, "
+        "a = BackgroundDataLoader(lambda: time.sleep(0.3) or os.write(1, b'1'), 1, "
         "1)\ntime.sleep(0.1)",
     ],
     ids=["idle", "loading", "finishing"],

@@ -136,7 +136,7 @@ def test_a_target_outside_of_the_inputs_is_not_learnt_from():
 def test_a_series_without_any_input_is_to_be_left_out(fitted):
     x = X.copy()
     x[:, 1:3] = np.nan
-    with pytest.raises(DataError, match=r"series 1, step 0, .*leave the series out"):
+    with pytest.raises(DataError, match=r"series 1, step 0; .*leave the step out"):
         fitted.predict(x)
 
 

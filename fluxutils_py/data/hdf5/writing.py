@@ -6,7 +6,7 @@ import contextlib
 import errno
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -16,11 +16,11 @@ from numpy.typing import DTypeLike
 
 from fluxutils_py.data.arrays import (
     Names,
+    check_read_dtype,
     get_feature_names,
     plain_block,
     refuse_source,
     to_numpy,
-    with_read_dtype,
 )
 from fluxutils_py.data.hdf5.attributes import (
     check_axes,
@@ -41,12 +41,10 @@ from fluxutils_py.data.hdf5.opening import (
 from fluxutils_py.data.parts import indbatch
 from fluxutils_py.errors import DataError, H5DataError
 from fluxutils_py.files import atomic_path
-from fluxutils_py.terminal import progress_bar
 from fluxutils_py.validation import check_integer
 
 ALIGN = {"alignment_threshold": 1, "alignment_interval": 64}  # of raw data in the file, in bytes
 BLOCK_BYTES = 32 << 20
-RUN_BYTES = 64 << 10  # read this much in one piece where the source lies in another order
 
 
 def h5save(
@@ -55,7 +53,6 @@ def h5save(
     axes: str = "TNF",
     *,
     feature_names: object = None,
-    verbose: bool | str = "auto",
 ) -> None:
     """Write arrays to an HDF5 file, in a layout that can be mapped.
 
@@ -74,13 +71,10 @@ def h5save(
         Order of three axes in the file and in memory, slowest first. ``"TNF"`` is the fast one for
         training; Julia shows it as (F, N, T). It is noted in the dataset's attribute ``axes``.
     feature_names : mapping of str to list of str, optional
-        Names of features by the name of their array, as ``{"x": ["temperature", "wind"]}``; a list
-        alone if there is one array. They are noted in the dataset's attribute ``feature_names``, a
-        vector of F strings, and ``h5mmap`` returns arrays with an attribute of that name. The
-        default is such an attribute of the array itself.
-    verbose : "auto" or bool
-        Whether to show a progress bar. "auto" shows one on a terminal or in a notebook, if writing
-        takes long.
+        Names of features by the name of their array, as ``{"x": ["temperature", "wind"]}``.
+        They are noted in the dataset's attribute ``feature_names``, a vector of F strings, and
+        ``h5mmap`` returns arrays with an attribute of that name. The default is such an attribute
+        of the array itself.
 
     Raises
     ------
@@ -101,13 +95,11 @@ def h5save(
     arrays = _collect(path, mapping, "", {})
     check_axes(axes, 3, path)
     names = _names_by_name(path, arrays, feature_names)
-    n_bytes = [math.prod(a.shape) * a.dtype.itemsize for a in arrays.values() if a is not None]
-    title = f"h5save {os.path.basename(path)}"
-    with new_file(path) as file, progress_bar(verbose, title, sum(n_bytes), "B") as update:
+    with new_file(path) as file:
         for name, array in arrays.items():
             where = describe(path, name)
             try:
-                dataset = _store(file, name, array, axes, update)
+                dataset = _store(file, name, array, axes)
             # not OSError: a full disk is no fault of the array
             except (TypeError, ValueError, KeyError) as error:
                 raise H5DataError(
@@ -118,9 +110,7 @@ def h5save(
                 write_names(dataset, names[name], where)
 
 
-def _store(
-    file: h5py.File, name: str, array: Any, axes: str, update: Callable[[int], object]
-) -> h5py.Group | h5py.Dataset:
+def _store(file: h5py.File, name: str, array: Any, axes: str) -> h5py.Group | h5py.Dataset:
     """Write one array, or a group in place of None."""
     if array is None:
         return file.require_group(name)
@@ -133,7 +123,7 @@ def _store(
     # the inverse of the order: for each axis of the file, which axis of the array it is
     shape = [int(array.shape[i]) for i in np.argsort(order)]
     dataset = allocate(file, name, shape, array.dtype, axes if ndim == 3 else None)
-    copy_into(dataset, array, order, update)
+    copy_into(dataset, array, order)
     return dataset
 
 
@@ -163,7 +153,10 @@ def _names_by_name(path: str, arrays: dict[str, Any], given: Any) -> dict[str, N
     """Return feature names by array: those given, else those that the array itself has."""
     names = {name: get_feature_names(a) for name, a in arrays.items() if a is not None}
     if given is not None and not isinstance(given, Mapping):
-        given = {_only_array_with_features(path, arrays): given}
+        raise H5DataError(
+            f"{path}: feature_names must say of which array they are, as {{'x': [...]}}, got "
+            f"{type(given).__name__}"
+        )
     for name, value in (given or {}).items():
         key = str(name).strip("/")
         if key not in names:
@@ -173,19 +166,6 @@ def _names_by_name(path: str, arrays: dict[str, Any], given: Any) -> dict[str, N
             )
         names[key] = check_names(value, arrays[key].shape, describe(path, key))
     return {name: value for name, value in names.items() if value is not None}
-
-
-def _only_array_with_features(path: str, arrays: dict[str, Any]) -> str:
-    """Return the name of the only array of three axes; raise H5DataError if it is not the only
-    one.
-    """
-    candidates = [name for name, a in arrays.items() if a is not None and len(a.shape) == 3]
-    if len(candidates) != 1:
-        raise H5DataError(
-            f"{path}: feature_names must say of which array they are, as {{'x': [...]}}, where "
-            f"{len(candidates)} arrays have three axes"
-        )
-    return candidates[0]
 
 
 def _as_array(value: Any, where: str) -> Any:
@@ -204,7 +184,8 @@ def _as_array(value: Any, where: str) -> Any:
         if isinstance(value, np.ma.MaskedArray):
             return plain_block(value, where)
         if all(hasattr(value, attribute) for attribute in ("shape", "dtype", "__getitem__")):
-            return with_read_dtype(value, where)
+            check_read_dtype(value, where)
+            return value
         return np.asarray(value)
     except H5DataError:
         raise
@@ -240,10 +221,9 @@ def allocate(
     shape: Sequence[int],
     dtype: DTypeLike,
     axes: str | None,
-    fill: float | None = None,
 ) -> h5py.Dataset:
-    """Create a contiguous dataset with its place in the file; it takes no room on the disk before
-    it is written.
+    """Create a contiguous dataset with its place in a new file; it reads as zeros, and takes no
+    room on the disk, before it is written.
 
     Parameters
     ----------
@@ -251,18 +231,12 @@ def allocate(
         Shape in the file.
     axes : str, optional
         Order of axes to note.
-    fill : number, optional
-        Write this number everywhere now. In a new file, unwritten parts read as zeros anyway,
-        except where HDF5 uses space again.
     """
     plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     plist.set_layout(h5py.h5d.CONTIGUOUS)
     # a map needs the offset of the data, which HDF5 otherwise chooses at the first write
     plist.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     plist.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-    if fill is not None:
-        plist.set_fill_time(h5py.h5d.FILL_TIME_ALLOC)
-        plist.set_fill_value(np.asarray(fill, dtype))
     h5_type = h5py.h5t.py_create(np.dtype(dtype), logical=True)
     space = h5py.h5s.create_simple(tuple(shape))
     group, _, leaf = f"/{name.strip('/')}".rpartition("/")
@@ -277,7 +251,6 @@ def copy_into(
     dataset: h5py.Dataset,
     source: Any,
     axes: Sequence[int],
-    update: Callable[[int], object],
     at: Sequence[int] | None = None,
 ) -> None:
     """Copy an array into a dataset block by block; either may be larger than memory.
@@ -288,51 +261,32 @@ def copy_into(
         Of shape (F, N, T); anything with ``shape`` that takes slices.
     axes : sequence of int
         The axis of the dataset for each axis of the source.
-    update : callable
-        Called with the number of bytes after each block.
     at : sequence of int, optional
         Index in the dataset at which to begin, along each axis of the source.
     """
     order = np.argsort(axes).tolist()  # which axis of the source each axis of the dataset is
     if at is None:
         at = [0] * len(axes)
-    for block in _blocks(source, dataset.dtype.itemsize, order[::-1]):
+    for block in _blocks(list(map(int, source.shape)), dataset.dtype.itemsize):
         part = source[block]
         if isinstance(source, H5Map):
             source.willneed(part)  # else its pages come one by one
         part = np.ascontiguousarray(plain_block(part).transpose(order), dataset.dtype)
         target = tuple(slice(at[i] + block[i].start, at[i] + block[i].stop) for i in order)
         dataset.write_direct(part, dest_sel=target)
-        update(part.nbytes)
 
 
-def _blocks(source: Any, itemsize: int, fast_first: Sequence[int]) -> Iterator[tuple[slice, ...]]:
-    """Cut a source into blocks that are long along the fastest axis of its memory and of the
-    dataset's.
+def _blocks(shape: Sequence[int], itemsize: int) -> Iterator[tuple[slice, ...]]:
+    """Cut a shape into blocks as close to cubes as the axes allow, so that runs are long in any
+    memory order.
     """
-    shape = [int(n) for n in source.shape]
     if 0 in shape:
         return
-    room = max(1, BLOCK_BYTES // itemsize)  # elements that the block may still grow by
-    size = [1] * len(shape)
-    if isinstance(source, np.ndarray):
-        fast = _fastest_axis(source)
-        size[fast] = min(shape[fast], max(1, RUN_BYTES // itemsize))
-        room //= size[fast]
-    for axis in fast_first:
-        more = min(-(-shape[axis] // size[axis]), max(1, room))
-        size[axis] = min(size[axis] * more, shape[axis])
-        room //= more
+    size = list(shape)
+    while math.prod(size) * itemsize > BLOCK_BYTES and max(size) > 1:
+        longest = size.index(max(size))
+        size[longest] = -(-size[longest] // 2)
     yield from product(*map(indbatch, shape, size))
-
-
-def _fastest_axis(array: np.ndarray) -> int:
-    # an axis of length 1 may have any stride, and 0 is that of a broadcast array
-    strides = [
-        abs(stride) if n > 1 and stride else np.inf
-        for n, stride in zip(array.shape, array.strides, strict=True)
-    ]
-    return int(np.argmin(strides))
 
 
 # -- room for an array -----------------------------------------------------------------------------
@@ -463,5 +417,3 @@ def take_room(descriptor: int, offset: int, n_bytes: int, where: str) -> None:
                 f"({error.strerror}); make room, or pass sparse=True to take room only where it is "
                 "written"
             ) from error
-        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENODEV):
-            raise
