@@ -40,9 +40,7 @@ class Segments:
         """Make one row per series: ``lengths`` steps (default: up to ``n_steps``) from step
         ``starts`` (default: 0).
         """
-        if starts is None:
-            starts = np.zeros(n_series, int)
-        start = np.asarray(starts)
+        start = np.zeros(n_series, int) if starts is None else np.asarray(starts)
         if lengths is None:
             lengths = n_steps - start
         return cls(np.arange(n_series), start, np.asarray(lengths))

@@ -77,8 +77,8 @@ def zarrcreate(
         )
     except (zarr.errors.ContainsArrayError, zarr.errors.ContainsGroupError) as error:
         existing = group[name]
-        fits = (getattr(existing, "shape", None), getattr(existing, "dtype", None))
-        if exist_ok and fits == (shape, dtype):
+        # a group has neither
+        if exist_ok and getattr(existing, "shape", None) == shape and existing.dtype == dtype:
             return existing
         raise DataError(
             f"{path} has {name!r} already, {existing!r}; give another name, or delete it, or, to "
