@@ -289,7 +289,7 @@ stages = pytest.mark.parametrize("stage", ["fresh", "refit", "warm"])
          data(series(at=(0, 0, 0), value=-np.inf))),
     Case("NaN in float64", DataError, "x is nan", data(series(at=(1, 2, 3), dtype="float64"))),
     Case("NaN in float16", DataError, "x is nan", data(series(at=(1, 2, 3), dtype="float16"))),
-    Case("Inf in y", DataError, ("y is inf at feature 0, series 1, step 2", "no target (NaN)"),
+    Case("Inf in y", DataError, ("y is inf at feature 0, series 1, step 2", "NaN in the target"),
          data(y=series(1, at=(0, 1, 2), value=np.inf))),
 )  # fmt: skip
 def test_arrays(case, stage):
