@@ -382,7 +382,7 @@ class SequenceWindows:
         missing_steps = None
         if not self.y:
             live = self._with_input(weighted, x)
-            missing_steps = None if live is None else ~live
+            missing_steps = _inverse(live)
         required = live  # steps whose inputs must be numbers
         if self.one_target:
             others = self._others_required(x, weighted, rows, start, stop)
@@ -405,7 +405,7 @@ class SequenceWindows:
         if mask is not None:
             mask = mask[n_overlap:]
             n_live = live_steps(mask, self._output_sizes if mask.shape[2] > 1 else [1])
-            w = mask if w is None else np.where(mask, w, 0)
+            w = _masked(w, mask)
         targets = tuple(v[n_overlap:] for v in y)
         return Window(tuple(x), targets, w, missing_steps, n_live, index)
 
@@ -532,6 +532,14 @@ def _loss_mask(outputs: np.ndarray | None, live: np.ndarray | None) -> np.ndarra
 
 def _with_axis(steps: np.ndarray | None) -> np.ndarray | None:
     return None if steps is None else steps[:, :, None]
+
+
+def _masked(weights: np.ndarray | None, mask: np.ndarray) -> np.ndarray:
+    return mask if weights is None else np.where(mask, weights, 0)
+
+
+def _inverse(steps: np.ndarray | None) -> np.ndarray | None:
+    return None if steps is None else ~steps
 
 
 def _both_masks(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:

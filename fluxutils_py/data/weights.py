@@ -206,10 +206,7 @@ def loss_blocks(
         missing = [y.missing_mask(v) for y, v in zip(ys, values, strict=True)]
         lacks_some, lacks_all = _lacking(missing, live.shape)
         if mask_per_output and (live & lacks_some & ~lacks_all).any():
-            has_loss = [
-                np.broadcast_to(live if m is None else live & ~m, v.shape)
-                for v, m in zip(values, missing, strict=True)
-            ]
+            has_loss = [live & _there(v, m) for v, m in zip(values, missing, strict=True)]
             yield LossBlock(values, has_loss, weights, None)
             continue
         live = live & ~lacks_some
@@ -220,6 +217,10 @@ def loss_blocks(
 def _read_ahead(y: SeriesArray, series: slice, steps: slice) -> np.ndarray:
     y.prefetch(Segments.from_lengths(y.N, y.T)[series], steps.start, steps.stop)
     return y.stored_block(series, steps)
+
+
+def _there(values: np.ndarray, missing: np.ndarray | None) -> np.ndarray:
+    return np.ones(values.shape, bool) if missing is None else ~missing
 
 
 def _finite_weights(weight: SampleWeight, series: slice, steps: slice) -> np.ndarray:

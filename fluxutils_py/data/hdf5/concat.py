@@ -210,6 +210,14 @@ def _inspect_sources(
                         f"{copied[name]}; put it into a group (which is copied from the first file)"
                         " or leave it out with names=[...]"
                     )
+    _check_joined(paths, joined, copied, dims)
+    return joined, copied
+
+
+def _check_joined(
+    paths: list[str], joined: dict[str, list[Part]], copied: dict[str, str], dims: Dims
+) -> None:
+    """Raise H5DataError if there is nothing to join, or a file lacks a part of it."""
     if not joined:
         raise H5DataError(
             f"{paths[0]}: no dataset in it has an axis {_shown(dims)} to join along; it holds "
@@ -224,7 +232,6 @@ def _inspect_sources(
                 f"axes than in {parts[0].path}; write one of NaN there, or leave it out with "
                 "names=[...]"
             )
-    return joined, copied
 
 
 def _can_be_joined(dataset: h5py.Dataset, dims: Dims) -> bool:
