@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import io
 import os
@@ -12,7 +11,6 @@ import re
 import secrets
 import shutil
 import stat
-import sys
 import time
 import zlib
 from collections.abc import Iterator
@@ -21,8 +19,6 @@ from typing import Any, BinaryIO
 LONGEST_NAME = 255  # bytes
 OLD = 86400  # seconds: what another machine has not touched for so long belongs to nobody
 TAIL = r"\.(?P<host>[0-9a-f]{8})-(?P<process>[0-9]+)-(?P<began>[0-9]+)-[0-9a-f]{8}\.part"
-EXCHANGE = 2  # of Linux and of macOS
-CURRENT_FOLDER = -100  # of Linux
 
 
 @contextlib.contextmanager
@@ -155,23 +151,6 @@ def _move_to_free_name(new: str, target: str) -> None:
         if os.path.lexists(target):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target) from error
         os.rename(new, target)
-
-
-def exchange(one: str, other: str) -> None:
-    """Exchange the names of two files or folders, in one step where the system can."""
-    names = os.fsencode(one), os.fsencode(other)
-    done = -1
-    with contextlib.suppress(AttributeError, OSError, TypeError):
-        library = ctypes.CDLL(None)
-        if sys.platform == "darwin":
-            done = library.renamex_np(*names, EXCHANGE)
-        else:
-            done = library.renameat2(CURRENT_FOLDER, names[0], CURRENT_FOLDER, names[1], EXCHANGE)
-    if done:  # another system, or a file system that cannot
-        aside = f"{one}.part"
-        os.rename(other, aside)
-        os.rename(one, other)
-        os.rename(aside, one)
 
 
 def flush_folder(path: str) -> None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from fluxutils_py.files import atomic_path, atomic_write, exchange
+from fluxutils_py.files import atomic_path, atomic_write
 
 
 def write_path(path, data):
@@ -197,18 +197,6 @@ def test_a_file_that_shall_be_new_replaces_none(tmp_path):
         write()
     assert (tmp_path / "a").read_bytes() == b"theirs"
     assert os.listdir(tmp_path) == ["a"]
-
-
-@pytest.mark.parametrize("can", [True, False])
-def test_two_folders_exchange_their_names(tmp_path, monkeypatch, can):
-    if not can:
-        monkeypatch.setattr("ctypes.CDLL", lambda _: object())
-    for name in "ab":
-        (tmp_path / name).mkdir()
-        (tmp_path / name / name).touch()
-    exchange(f"{tmp_path}/a", f"{tmp_path}/b")
-    assert [os.listdir(tmp_path / name) for name in "ab"] == [["b"], ["a"]]
-    assert sorted(os.listdir(tmp_path)) == ["a", "b"]
 
 
 @contextmanager

@@ -127,42 +127,26 @@ def plain_block(values: Any, name: str = "") -> np.ndarray:
     return values.data
 
 
-class AsRead(DuckArray):
-    """A source whose values have another dtype than the source says, such as packed variables of
-    NetCDF.
-    """
-
-    def __init__(self, source: Any, dtype: np.dtype) -> None:
-        self.source = source
-        self.shape = tuple(source.shape)
-        self.dtype = dtype
-
-    def read(self, *index: Index) -> np.ndarray:
-        block = read_block(self.source, *index)
-        if block.dtype.kind != self.dtype.kind:
-            raise BlockError(
-                f"the source gave values of dtype {block.dtype} after values of dtype "
-                f"{self.dtype}, and says {self.source.dtype}; convert it to one dtype"
-            )
-        return block.astype(self.dtype, copy=False)
-
-
-def with_read_dtype(array: Any, name: str) -> Any:
-    """Return the array, wrapped if a first value shows that it is of floats where it says integers.
+def check_read_dtype(array: Any, name: str) -> None:
+    """Raise DataError if a first value shows that an array is of floats where it says integers.
 
     Nothing is read of other sources: floats of another size are cast without loss of meaning.
     """
     if isinstance(array, np.ndarray | DuckArray | h5py.Dataset) or not hasattr(array, "dtype"):
-        return array
+        return
     try:
         declared = np.dtype(array.dtype)
     except TypeError:  # of another library
-        return array
+        return
     if declared.kind not in "iub":
-        return array
+        return
     # the values of packed variables of NetCDF are floats, though their dtype says integers
     dtype = plain_block(array[(slice(0, 1),) * len(array.shape)], name).dtype
-    return array if dtype == declared else AsRead(array, dtype)
+    if dtype != declared:
+        raise DataError(
+            f"{name} says dtype {declared}, and gives values of {dtype}, as packed variables of "
+            "netCDF4 do; use xarray.open_dataset, or convert it"
+        )
 
 
 # -- what users give -----------------------------------------------------------------------------
@@ -315,7 +299,8 @@ def as_three_axes(array: Any, name: str) -> Any:
         )
     check_no_empty_axis(array, name, ("features", "series", "time steps"))
     check_named_axes(array, name)
-    return with_read_dtype(array, name)
+    check_read_dtype(array, name)
+    return array
 
 
 def get_feature_names(array: Any) -> Names | None:

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import atexit
+import math
 import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
 from itertools import repeat
-from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from fluxutils_py.validation import check_integer
 
 T = TypeVar("T")
 S = TypeVar("S")
-
-Outcome = tuple[Any, BaseException | None]
-Requests = SimpleQueue  # of (number, arguments of the call), or None: the worker that gets it ends
-
-# for loads under way when the interpreter exits: a thread killed inside HDF5 may take it down
-EXIT_WAIT_S = 2.0
-
-NOTHING: Outcome = (None, None)  # of a call after the end
 
 
 class BackgroundDataLoader(Generic[T]):
@@ -61,8 +53,9 @@ class BackgroundDataLoader(Generic[T]):
     No thread stays behind. Threads end with the last item, at :meth:`close` (or the end of a
     ``with`` block), and when nothing refers to the loader any more, as after breaking out of a loop
     over it. A running call of ``loadfun`` cannot be interrupted: ``close`` waits for it, a dropped
-    loader lets its thread end after it, and the interpreter waits 2 s for it at exit. In a forked
-    process the loader has no threads and raises an error.
+    loader lets its thread end after it, and at exit the interpreter waits for it and for those that
+    are queued, as for any ``ThreadPoolExecutor``. In a forked process the loader has no threads and
+    raises an error.
 
     Source: ``BackgroundDataLoader`` of PrayTools.jl. There, ``take!`` waits forever if ``loadfun``
     throws, items come in the order of completion, and nothing stops the loads.
@@ -81,7 +74,7 @@ class BackgroundDataLoader(Generic[T]):
     def __init__(
         self, loadfun: Callable[[], T], n: int, workers: int | None = None, *, ordered: bool = True
     ) -> None:
-        self._start_workers(loadfun, repeat(()), n, workers, ordered)
+        self._start(loadfun, repeat(()), n, workers, ordered)
 
     @classmethod
     def map(
@@ -117,12 +110,10 @@ class BackgroundDataLoader(Generic[T]):
         if not callable(fn):
             raise TypeError(f"fn must be callable, got {type(fn).__name__}")
         self = cls.__new__(cls)
-        self._start_workers(
-            partial(_without_stop, fn), map(_one_argument, items), n, workers, ordered
-        )
+        self._start(partial(_without_stop, fn), map(_one_argument, items), n, workers, ordered)
         return self
 
-    def _start_workers(
+    def _start(
         self,
         fn: Callable[..., T],
         items: Iterator[tuple],
@@ -133,46 +124,21 @@ class BackgroundDataLoader(Generic[T]):
         if not callable(fn):
             raise TypeError(f"loadfun must be callable, got {type(fn).__name__}")
         self._n = check_integer("n", n, 1)
-        self._workers = (
-            self._n if workers is None else min(self._n, check_integer("workers", workers, 1))
-        )
+        n_workers = self._n if workers is None else check_integer("workers", workers, 1)
         self._fn = fn
         self._items = items
         self._ordered = ordered
         self._pid = os.getpid()
-        self._changed = threading.Condition()  # guards what follows
-        self._ready: dict[int, Outcome] = {}  # by number of the call, in order of completion
-        self._drawn = self._taken = 0  # calls asked for, and outcomes handed out
-        self._ended = False  # nothing more to ask for
-        self._stopped = False  # loadfun raised StopIteration: queued calls are not wanted any more
-        self._closed = False
-        self._drawing = threading.Lock()
-        # A waiting worker holds only the queue and the weak reference, so that a loader can be
-        # collected. put() of a SimpleQueue may be called at any moment, by the garbage collector
-        # too.
-        requests: Requests = SimpleQueue()
-        self._requests = requests
-        count = self._workers
-        ref = weakref.ref(self, lambda _: _stop_workers(requests, count))
-        self._threads: list[threading.Thread] = []
-        try:
-            for i in range(count):
-                worker = threading.Thread(
-                    target=self._work_loop,
-                    args=(requests, ref),
-                    name=f"BackgroundDataLoader-{i}",
-                    daemon=True,
-                )
-                worker.start()
-                self._threads.append(worker)
-                _all_threads.add(worker)
-        except BaseException:  # no more threads to be had
-            _stop_workers(requests, count)
-            raise
-        _open_loaders.add(self)
+        self._taking = threading.Lock()  # one thread at a time takes, and asks for more
+        self._futures: list[Future[T]] = []  # of the items not taken, in the order of the calls
+        self._closed = self._ended = False
+        # not empty: no further call is to be made. Not an Event, whose lock the garbage collector
+        # might find taken
+        self._stop: list[bool] = []
+        weakref.finalize(self, self._stop.append, True)
+        # its threads do not refer to the loader, and end when it is dropped
+        self._executor = ThreadPoolExecutor(min(self._n, n_workers), "BackgroundDataLoader")
         self._fill_queue()
-
-    # -- taking ------------------------------------------------------------------------------------
 
     def take(self, timeout: float | None = None) -> T:
         """Return the next item; wait until it is loaded.
@@ -190,37 +156,17 @@ class BackgroundDataLoader(Generic[T]):
             If there was no item in time. The item is not lost: the next take returns it.
         RuntimeError
             If the loader is closed, even by another thread while this one waits; in a forked
-            process; inside ``loadfun``.
+            process.
         BaseException
             The exception that ``loadfun`` raised in place of this item.
         """
-        self._check_caller()
-        deadline = None if timeout is None else time.monotonic() + timeout
-        self._fill_queue()  # makes good for a refill that Ctrl-C cut short; else there is no room
-        with self._changed:
-            while (outcome := self._pop_next()) is None:
-                if self._ended and self._taken == self._drawn:
-                    raise StopIteration
-                if self._closed:
-                    raise RuntimeError(
-                        "this BackgroundDataLoader is closed: no items can be taken from it"
-                    )
-                remaining = (
-                    threading.TIMEOUT_MAX if deadline is None else deadline - time.monotonic()
-                )
-                if remaining <= 0:
-                    raise TimeoutError(
-                        f"no item was ready within {timeout} s; the next take may get it"
-                    )
-                self._changed.wait(min(remaining, threading.TIMEOUT_MAX))
-        self._fill_queue()
-        value, error = outcome
-        if error is None:
-            return value
-        try:
-            raise error
-        finally:
-            del error, outcome  # the traceback refers to this frame
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                f"this BackgroundDataLoader belongs to process {self._pid}, its threads do not "
+                f"exist in process {os.getpid()} forked off it; make a new one there"
+            )
+        # not kept here: an error that it holds refers to this frame
+        return self._next_future(timeout).result()
 
     def __call__(self) -> T:
         """Return the next item, as :meth:`take` without a timeout."""
@@ -232,104 +178,47 @@ class BackgroundDataLoader(Generic[T]):
     def __next__(self) -> T:
         return self.take()
 
-    def _pop_next(self) -> Outcome | None:
-        """Remove and return the outcome whose turn it is, or None if it is not there. Call it under
-        the lock.
-        """
-        while self._ready:
-            number = self._taken if self._ordered else next(iter(self._ready))
-            if number not in self._ready:
-                break
-            outcome = self._ready.pop(number)
-            self._taken += 1
-            if outcome is not NOTHING:
-                return outcome
-        return None
-
-    # -- asking for more ---------------------------------------------------------------------------
-
-    def _has_room(self) -> bool:
-        with self._changed:
-            return not (self._closed or self._ended) and self._drawn - self._taken < self._n
+    def _next_future(self, timeout: float | None) -> Future[T]:
+        """Wait for the outcome whose turn it is, and ask for one more."""
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
+        with self._taking:
+            self._fill_queue()  # makes good for a refill that Ctrl-C cut short
+            while self._futures:
+                remaining = min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX)
+                candidates = self._futures[:1] if self._ordered else self._futures
+                done, _ = wait(candidates, remaining, FIRST_COMPLETED)
+                if self._closed:
+                    break
+                if not done:
+                    raise TimeoutError(
+                        f"no item was ready within {timeout} s; the next take may get it"
+                    )
+                future = done.pop()
+                self._futures.remove(future)
+                if not isinstance(future.exception(), StopIteration):
+                    self._fill_queue()
+                    return future
+            if self._closed and not self._ended:
+                raise RuntimeError(
+                    "this BackgroundDataLoader is closed: no items can be taken from it"
+                )
+            self._ended = True
+            self._executor.shutdown(wait=False)
+            raise StopIteration
 
     def _fill_queue(self) -> None:
-        """Start calls until there are ``n`` items; in the thread that takes, without holding the
-        lock.
-        """
-        while self._has_room():
-            if not self._drawing.acquire(blocking=False):
-                return  # another thread is drawing, and looks for room again when it is done
+        """Ask for calls until there are ``n`` items."""
+        while not self._stop and len(self._futures) < self._n:
             try:
-                if self._has_room():
-                    self._draw_item()
-            finally:
-                self._drawing.release()
-
-    def _draw_item(self) -> None:
-        try:
-            args = next(self._items)
-        except StopIteration:
-            with self._changed:
-                self._end_items()
-        except Exception as error:
-            with self._changed:
-                self._drawn += 1
-                self._put_outcome(self._drawn - 1, (None, error))
-        else:
-            with self._changed:
-                if not (self._closed or self._ended):  # else nobody would answer
-                    self._drawn += 1
-                    self._requests.put((self._drawn - 1, args))
-
-    # -- in the workers ---------------------------------------------------------------------
-
-    # Static, as a bound method would hold the loader. The frame forgets everything before it waits,
-    # so that items are freed promptly. And it calls the function itself: the traceback of an error
-    # refers to the frames of all callers, which must not hold the loader.
-    @staticmethod
-    def _work_loop(requests: Requests, ref: weakref.ref[BackgroundDataLoader]) -> None:
-        while (request := requests.get()) is not None:
-            number, args = request
-            outcome = NOTHING
-            stop = False
-            self = ref()
-            if self is not None and self._is_open():
-                fn = self._fn
-                del self
-                try:
-                    outcome = fn(*args), None
-                except StopIteration:
-                    stop = True
-                except BaseException as error:
-                    outcome = None, error
-                del fn
-                self = ref()
-            if self is not None:  # else the queue ends with None
-                self._store_outcome(number, outcome, stop)
-            del self, outcome, request, args
-
-    def _is_open(self) -> bool:
-        with self._changed:
-            return not (self._closed or self._stopped)
-
-    def _store_outcome(self, number: int, outcome: Outcome, stop: bool) -> None:
-        with self._changed:
-            if stop:
-                self._stopped = True
-                self._end_items()
-            self._put_outcome(number, outcome)
-
-    def _put_outcome(self, number: int, outcome: Outcome) -> None:
-        if not self._closed:
-            self._ready[number] = outcome
-            self._changed.notify_all()  # all of them: in order, those after it may be there already
-
-    def _end_items(self) -> None:
-        self._ended = True
-        _stop_workers(self._requests, self._workers)
-        self._changed.notify_all()
-
-    # -- ending ------------------------------------------------------------------------------------
+                args = next(self._items)
+            except StopIteration:
+                return
+            except Exception as error:
+                future: Future[T] = Future()
+                future.set_exception(error)
+            else:
+                future = self._executor.submit(_call, self._fn, self._stop, args)
+            self._futures.append(future)
 
     def close(self, wait: bool = True) -> None:
         """Stop: make no further calls, drop items not taken, and end the threads. May be called
@@ -339,22 +228,15 @@ class BackgroundDataLoader(Generic[T]):
         ----------
         wait : bool
             Return only when the threads have ended, which takes as long as the running loads.
-            Inside ``loadfun`` it does not wait.
         """
-        if os.getpid() != self._pid:
-            # the threads are the parent's, and the lock may have been held when this process was
-            # forked
+        if os.getpid() != self._pid:  # the threads are the parent's
             return
-        with self._changed:
-            self._closed = True
-            dropped = self._ready
-            self._ready = {}
-            _stop_workers(self._requests, self._workers)
-            self._changed.notify_all()
-        del dropped  # without the lock: deleting an item may run any code
-        if wait and threading.current_thread() not in self._threads:
-            for thread in self._threads:
-                thread.join()
+        self._closed = True
+        self._stop.append(True)
+        self._executor.shutdown(wait)
+        if wait:
+            with self._taking:
+                self._futures.clear()
 
     def __enter__(self) -> BackgroundDataLoader[T]:
         return self
@@ -362,22 +244,15 @@ class BackgroundDataLoader(Generic[T]):
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _check_caller(self) -> None:
-        if os.getpid() != self._pid:
-            raise RuntimeError(
-                f"this BackgroundDataLoader belongs to process {self._pid}, its threads do not "
-                f"exist in process {os.getpid()} forked off it; make a new one there"
-            )
-        if threading.current_thread() in self._threads:
-            raise RuntimeError(
-                "loadfun takes from the BackgroundDataLoader that calls it: it would wait for "
-                "itself"
-            )
 
-
-def _stop_workers(requests: Requests, workers: int) -> None:
-    for _ in range(workers):
-        requests.put(None)
+def _call(fn: Callable[..., T], stop: list[bool], args: tuple[Any, ...]) -> T:
+    if stop:  # since it was asked for
+        raise StopIteration
+    try:
+        return fn(*args)
+    except StopIteration:
+        stop.append(True)
+        raise
 
 
 def _without_stop(fn: Callable[[S], T], item: S) -> T:
@@ -390,16 +265,3 @@ def _without_stop(fn: Callable[[S], T], item: S) -> T:
 def _one_argument(item: S) -> tuple[S]:
     # a function, as zip, or the frame of a generator, would keep the last item alive
     return (item,)
-
-
-_open_loaders: weakref.WeakSet[BackgroundDataLoader] = weakref.WeakSet()
-_all_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # of dropped loaders too
-
-
-@atexit.register
-def _close_at_exit() -> None:
-    for loader in list(_open_loaders):
-        loader.close(wait=False)
-    deadline = time.monotonic() + EXIT_WAIT_S
-    for thread in list(_all_threads):
-        thread.join(max(0.0, deadline - time.monotonic()))

@@ -64,13 +64,8 @@ def digest_weight(weight: SampleWeight | None, rows: Segments) -> str | None:
     """
     if weight is None:
         return None
-
-    def read(series: slice, steps: slice) -> np.ndarray:
-        block = weight.block(series, steps)
-        return np.asarray(block, float)[None]
-
     rectangles = block_slices(weight.n_series, weight.n_steps)
-    return _digest_blocks(read, rectangles, rows)
+    return _digest_blocks(lambda n, t: weight.block(n, t).astype(float)[None], rectangles, rows)
 
 
 def digest_arrays(*arrays: np.ndarray) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
@@ -16,19 +16,7 @@ from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.validation import check_integer
 
 
-@overload
-def rebatch(x: Segments, batchsize: int) -> Segments: ...
-@overload
-def rebatch(
-    x: Any,
-    batchsize: int,
-    fill: float | None = None,
-) -> Any: ...
-def rebatch(
-    x: Any,
-    batchsize: int,
-    fill: float | None = None,
-) -> Any:
+def rebatch(x: Any, batchsize: int, fill: float | None = None) -> Any:
     """Fold the time of few long series so that a minibatch is full.
 
     If ``batchsize`` is at least twice the number ``N`` of series, and ``T > n = batchsize // N``,
@@ -43,7 +31,7 @@ def rebatch(
 
     Parameters
     ----------
-    x : array of shape (F, N, T) or (N, T), tuple of such arrays, or Segments
+    x : array of shape (F, N, T) or (N, T), or tuple of such arrays
         All arrays of a tuple are folded the same way; they have equal ``N`` and ``T``.
     batchsize : int
     fill : float, optional
@@ -51,10 +39,10 @@ def rebatch(
 
     Returns
     -------
-    array of shape (F, N * n, ceil(T / n)) or (N * n, ceil(T / n)), tuple of arrays, or Segments
+    array of shape (F, N * n, ceil(T / n)) or (N * n, ceil(T / n)), or tuple of arrays
         For a NumPy array or torch tensor in memory, a view if ``n`` divides ``T`` and the memory
         order allows (C order, or one series), else a copy. For memory maps, HDF5 datasets and the
-        like, a view in the same cases, else a lazy array.
+        like, which must be (F, N, T), a lazy array.
 
     Raises
     ------
@@ -75,20 +63,17 @@ def rebatch(
             [ 5.,  6.,  7.],
             [ 8.,  9., nan]]])
     """
-    if isinstance(x, Segments):
-        return x.fold(batchsize)
     batchsize = check_integer("batchsize", batchsize, 1)
-    if not isinstance(x, tuple):
-        return _fold_array(with_shape(x), batchsize, fill)
+    arrays = [with_shape(a) for a in (x if isinstance(x, tuple) else (x,))]
     # each alone could be folded, into rows that do not match
-    arrays = [with_shape(a) for a in x]
     if len({tuple(a.shape[-2:]) for a in arrays}) > 1:
         shapes = " and ".join(str(tuple(a.shape)) for a in arrays)
         raise ShapeError(
             f"arrays of shapes {shapes} cannot be folded together: they must be (F, N, T) with "
             "equal N and T"
         )
-    return tuple(_fold_array(a, batchsize, fill) for a in arrays)
+    folded = tuple(_fold_array(a, batchsize, fill) for a in arrays)
+    return folded if isinstance(x, tuple) else folded[0]
 
 
 def _read_folds(
@@ -119,24 +104,31 @@ def _fold_array(
     n = batchsize // n_series if n_series else 0
     if n < 2 or n_steps <= n:  # as Segments.fold decides
         return x
-    longer = n_steps % n  # folds that are one step longer than the others
-    if longer:
-        fill = _fill_value(x, fill, n)
-    is_quick = is_tensor(x) or in_memory(x)
-    if longer == 0 and (is_quick or _merges_without_copy(x)):
-        return x.reshape(*features, n_series * n, n_steps // n)
-    if is_quick:
-        return _copy_into_folds(x, n, fill)
-    return _fold_lazily(x, batchsize, fill)
+    size, n_longer = divmod(n_steps, n)
+    if n_longer and fill is None:
+        if "float" not in str(x.dtype):  # of NumPy or of torch
+            raise DataError(
+                f"{n_steps} steps do not divide into {n} folds, and {x.dtype} has no NaN to fill "
+                "up the shorter ones; give fill=, or a batchsize for which batchsize // N divides T"
+            )
+        fill = np.nan
+    if not (is_tensor(x) or in_memory(x)):
+        return _fold_lazily(x, batchsize, fill)
+    if n_longer == 0:
+        return x.reshape(*features, n_series * n, size)
+    rows = (*features, n_series)
+    full = (*rows, n, size + 1)
+    # one step more than the shorter folds need, which stays filled
+    out = x.new_full(full, fill) if is_tensor(x) else np.full(full, fill, x.dtype)
+    # the longer folds come first, as in numpy.array_split
+    split = n_longer * (size + 1)
+    out[..., :n_longer, :] = x[..., :split].reshape(*rows, n_longer, size + 1)
+    out[..., n_longer:, :size] = x[..., split:].reshape(*rows, n - n_longer, size)
+    return out.reshape(*features, n_series * n, size + 1)
 
 
 def _fold_lazily(x: Any, batchsize: int, fill: float | None) -> LazyArray:
     """Return a lazy array of the folds of an array (F, N, T) that is not in memory."""
-    if len(x.shape) == 2:
-        raise ShapeError(
-            "rebatch takes arrays that are not in memory as (F, N, T), got shape "
-            f"{tuple(map(int, x.shape))}"
-        )
     array = SeriesArray(x, "x")
     folds = Segments.from_lengths(array.N, array.T).fold(batchsize)
     filling = array.dtype.type(fill or 0)  # None: all folds have one length
@@ -146,53 +138,3 @@ def _fold_lazily(x: Any, batchsize: int, fill: float | None) -> LazyArray:
         shape=(array.F, len(folds), folds.max_length),
         dtype=array.dtype,
     )
-
-
-def _merges_without_copy(x: Any) -> bool:
-    """Whether series and steps can become one axis of a view."""
-    if not isinstance(x, np.ndarray):
-        return False
-    n_series, n_steps = x.shape[-2:]
-    # a reshape that must copy would read the whole file
-    between_series, between_steps = x.strides[-2:]
-    return n_series == 1 or between_series == n_steps * between_steps
-
-
-def _fill_value(
-    x: Any,
-    fill: float | None,
-    n: int,
-) -> float:
-    """Return what to fill up shorter folds with: NaN, unless something is given."""
-    if fill is not None:
-        return fill
-    # torch's dtypes have no kind
-    if is_tensor(x):
-        has_nan = x.dtype.is_floating_point
-    else:
-        has_nan = np.dtype(x.dtype).kind == "f"
-    if not has_nan:
-        raise DataError(
-            f"{x.shape[-1]} steps do not divide into {n} folds, and {x.dtype} has no NaN to fill "
-            "up the shorter ones; give fill=, or a batchsize for which batchsize // N divides T"
-        )
-    return np.nan
-
-
-def _copy_into_folds(
-    x: Any,
-    n: int,
-    fill: float | None,
-) -> Any:
-    """Return a copy of an array or tensor with each series in ``n`` folds of unequal length."""
-    *features, n_series, n_steps = x.shape
-    size, longer = divmod(n_steps, n)
-    rows = (*features, n_series)
-    full = (*rows, n, size + 1)
-    # one step more than the shorter folds need, which stays filled
-    out = x.new_full(full, fill) if is_tensor(x) else np.full(full, fill, x.dtype)
-    # the longer folds come first, as in numpy.array_split
-    split = longer * (size + 1)
-    out[..., :longer, :] = x[..., :split].reshape(*rows, longer, size + 1)
-    out[..., longer:, :size] = x[..., split:].reshape(*rows, n - longer, size)
-    return out.reshape(*features, n_series * n, size + 1)

@@ -148,11 +148,7 @@ def contiguous_runs(index: Index) -> list[slice]:
 ReadSlices = Callable[[tuple[slice, ...]], np.ndarray]
 
 
-def read_slices(
-    read: ReadSlices,
-    index: Sequence[Index],
-    strides: bool = False,
-) -> np.ndarray:
+def read_slices(read: ReadSlices, index: Sequence[Index]) -> np.ndarray:
     """Return the block where the places of every axis meet, of an array that only takes slices that
     go up, as h5py's do.
 
@@ -163,22 +159,14 @@ def read_slices(
     read : callable
         Takes a tuple of slices, one per axis.
     index : sequence of range or ndarray
-    strides : bool
-        Whether slices may have a step.
     """
     for axis, places in enumerate(index):
-        if not _is_rising_slice(places, strides):
-            return _read_axis_by_slices(read, index, axis, strides)
-    key = tuple(map(as_key, index))
-    return read(key)
+        if not isinstance(places, range) or len(places) == 0 or places.step != 1:
+            return _read_axis_by_slices(read, index, axis)
+    return read(tuple(map(as_key, index)))
 
 
-def _read_axis_by_slices(
-    read: ReadSlices,
-    index: Sequence[Index],
-    axis: int,
-    strides: bool,
-) -> np.ndarray:
+def _read_axis_by_slices(read: ReadSlices, index: Sequence[Index], axis: int) -> np.ndarray:
     """Read an index whose places along ``axis`` are not one slice."""
     places = np.asarray(index[axis], dtype=np.intp)
     rising, order = np.unique(places, return_inverse=True)
@@ -186,36 +174,12 @@ def _read_axis_by_slices(
         nothing = read((slice(0, 0),) * len(index))  # for its dtype
         return np.empty([len(places) for places in index], nothing.dtype)
     blocks = []
-    for run in _rising_runs(rising, strides):
+    for run in contiguous_runs(rising):
         with_run = list(index)
-        with_run[axis] = run
-        blocks.append(read_slices(read, with_run, strides))
+        with_run[axis] = range(int(rising[run.start]), int(rising[run.stop - 1]) + 1)
+        blocks.append(read_slices(read, with_run))
     block = blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis)
     has_repeats = len(order) > len(rising)
     if has_repeats or (np.diff(order) != 1).any():
         return block.take(order, axis)
     return block
-
-
-def _is_rising_slice(places: Index, strides: bool) -> bool:
-    if not isinstance(places, range) or len(places) == 0:
-        return False
-    return places.step == 1 or (strides and places.step > 0)
-
-
-def _rising_runs(rising: np.ndarray, strides: bool) -> list[range]:
-    """Return sorted places as ranges: one if slices may have the step between them, else the runs
-    that go up by one.
-    """
-    steps = np.diff(rising)
-    if strides and (steps == steps[:1]).all():
-        first = int(rising[0])
-        last = int(rising[-1])
-        step = int(steps[0]) if len(steps) else 1
-        return [range(first, last + 1, step)]
-    ranges = []
-    for run in contiguous_runs(rising):
-        first = int(rising[run.start])
-        n = run.stop - run.start
-        ranges.append(range(first, first + n))
-    return ranges

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from fluxutils_py.data.arrays import (
-    AsRead,
     DuckArray,
     get_feature_names,
     is_nonblocking,
@@ -182,7 +181,6 @@ def as_picklable(source: Any) -> Any:
     DataError
         If another process cannot open it.
     """
-    _refuse_netcdf4(source)
     if isinstance(source, h5py.Dataset):
         return _reopened(source)
     if isinstance(source, H5Map):
@@ -218,13 +216,3 @@ def _reopened(dataset: h5py.Dataset) -> H5Lazy:
         f"mode={file.mode!r} and the driver {file.driver!r}; open it by its absolute path with "
         "mode='r', or use h5mmap(path, name), or n_jobs=1"
     )
-
-
-def _refuse_netcdf4(source: Any) -> None:
-    # AsRead wraps the packed ones, which say another dtype than they give
-    variable = source.source if isinstance(source, AsRead) else source
-    if type(variable).__module__.split(".")[0] == "netCDF4":
-        raise DataError(
-            "a variable of netCDF4 cannot go to worker processes: use "
-            f"xarray.open_dataset({variable.group().filepath()!r})[{variable.name!r}], or n_jobs=1"
-        )

@@ -36,11 +36,8 @@ def part(
         also (N,).
     rank, size : int
         Which part, from 0, of how many.
-    axis : {"series", "time", "auto"} or int
-        ``"auto"`` cuts series if there are more than five times as many as time steps, else time,
-        as FluxUtils.jl does; if that axis has too few entries for all ranks and the other has
-        enough, it cuts the other. The first array of a tuple decides. An int is the axis of each
-        array, negative from the end.
+    axis : {"series", "time"} or int
+        An int is the axis of each array, negative from the end.
 
     Returns
     -------
@@ -57,8 +54,9 @@ def part(
 
     Notes
     -----
-    Source: ``part`` of FluxUtils.jl. Its blocks of equal size leave some ranks without one, its
-    default axis is ``"auto"``, and with more ranks than entries it gives everyone the whole.
+    Source: ``part`` of FluxUtils.jl. Its blocks of equal size leave some ranks without one, it
+    cuts time unless there are five times as many series, and with more ranks than entries it gives
+    everyone the whole.
 
     Examples
     --------
@@ -73,8 +71,6 @@ def part(
     if not 0 <= rank < size:
         raise ValueError(f"rank must be from 0 to size - 1, got rank {rank} of size {size}")
     arrays = _arrays(x)
-    if isinstance(axis, str) and axis == "auto":
-        axis = _longer_axis(arrays[0], size)
     n = _common_length(arrays, axis)
     return _cut(x, axis, array_split_slice(n, size, rank))
 
@@ -252,7 +248,7 @@ def _axis_of(a: Any, axis: int | str) -> int:
     n_axes = len(a.shape)
     if isinstance(axis, str):
         if axis not in AXES:
-            raise ValueError(f"axis must be 'series', 'time', 'auto' or an int, got {axis!r}")
+            raise ValueError(f"axis must be 'series', 'time' or an int, got {axis!r}")
         i = AXES[axis]
         if n_axes == 1:  # (N,): one value per series, and no axis of time
             i = 0 if axis == "series" else -2
@@ -270,16 +266,6 @@ def _common_length(arrays: Sequence[Any], axis: int | str) -> int:
         listed = ", ".join(map(str, lengths))
         raise ShapeError(f"arrays of shapes {shapes} differ along axis {axis!r}: {listed}")
     return lengths[0]
-
-
-def _longer_axis(a: Any, size: int) -> str:
-    """Return the axis to cut into ``size`` parts, as FluxUtils.jl chooses it."""
-    n_series = a.shape[_axis_of(a, "series")]
-    n_steps = a.shape[_axis_of(a, "time")]
-    # the other one, if only it has enough for all
-    if n_series > 5 * n_steps:
-        return "time" if n_series < size <= n_steps else "series"
-    return "series" if n_steps < size <= n_series else "time"
 
 
 def _arrays(x: object) -> list[Any]:

@@ -12,12 +12,12 @@ from fluxutils_py.data.arrays import (
     DuckArray,
     check_named_axes,
     check_no_empty_axis,
+    check_read_dtype,
     in_memory,
     is_list_of_series,
     read_block,
     reject_masked,
     to_numpy,
-    with_read_dtype,
 )
 from fluxutils_py.data.indexing import Index, parse_index
 from fluxutils_py.data.lazy import as_picklable
@@ -160,7 +160,8 @@ def _two_axes(array: Any, name: str) -> Any:
         )
     check_no_empty_axis(array, name, ("features", "time steps"))
     check_named_axes(array, name)
-    return with_read_dtype(array, name)
+    check_read_dtype(array, name)
+    return array
 
 
 def _native(dtype: Any) -> np.dtype:

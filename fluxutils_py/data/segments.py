@@ -40,9 +40,7 @@ class Segments:
         """Make one row per series: ``lengths`` steps (default: up to ``n_steps``) from step
         ``starts`` (default: 0).
         """
-        if starts is None:
-            starts = np.zeros(n_series, int)
-        start = np.asarray(starts)
+        start = np.zeros(n_series, int) if starts is None else np.asarray(starts)
         if lengths is None:
             lengths = n_steps - start
         return cls(np.arange(n_series), start, np.asarray(lengths))
@@ -159,10 +157,6 @@ class Segments:
         """Return which of some steps (S,) of the series are in none of some rows: (B, S)."""
         rows = self[which]
         return np.asarray((steps < rows.start[:, None]) | (steps >= rows.stop[:, None]))
-
-    def last_step_mask(self, start: int, stop: int) -> np.ndarray:
-        """Return which steps are the last of their row: bool of shape (S, B)."""
-        return np.asarray(np.arange(start, stop)[:, None] == self.length - 1)
 
     def last_steps(self) -> Segments:
         """Return the last step of each row, which has one, as a row of its own."""

@@ -10,7 +10,6 @@ from itertools import accumulate
 import numpy as np
 
 from fluxutils_py.data.blocks import block_slices
-from fluxutils_py.data.ragged import RaggedArray
 from fluxutils_py.data.segments import Segments, SeriesShards
 from fluxutils_py.data.series import SeriesArray
 from fluxutils_py.data.weights import SampleWeight, live_steps
@@ -453,7 +452,7 @@ class SequenceWindows:
         if self.y:  # the steps before the one with the target feed it
             return self._with_input(weighted, x)
         # there is no answer without an input of the last step
-        return rows.last_step_mask(start, stop)
+        return np.asarray(np.arange(start, stop)[:, None] == rows.length - 1)
 
     def _masks_of_targets(self, mask: np.ndarray | None) -> list[np.ndarray | None]:
         """Return the part of a mask of the loss that belongs to each target."""
@@ -490,47 +489,15 @@ class SequenceWindows:
         bad = nonfinite if live is None else nonfinite & live
         if bad.any():
             t, b, f = (int(i) for i in np.argwhere(bad)[0])
-            series, step = int(rows.series[b]), int(rows.start[b]) + start + t
-            ending = self._say_padded(s, series, step) if np.isnan(v[t, b, f]) else None
-            where = ending or f"feature {f}, series {series}, step {step}; "
             raise DataError(
-                f"{s.name} is {v[t, b, f]} at {where}{self._remedy()}, as SequenceImputer does"
+                f"{s.name} is {v[t, b, f]} at feature {f}, series {rows.series[b]}, step "
+                f"{rows.start[b] + start + t}; fill it in, as SequenceImputer does, or leave the "
+                "step out: NaN in all features is no input, NaN in the target or a weight of 0 no "
+                "loss, and series of unequal lengths are a list of (F, T_i), or have lengths="
             )
         if live is None or live.shape[2] == 1:
             nonfinite = nonfinite.any(-1, keepdims=True)  # the whole step, not single features
         return np.where(nonfinite, v.dtype.type(filling), v)
-
-    def _say_padded(self, s: SeriesArray, series: int, step: int) -> str | None:
-        """Return where a series looks padded, and what to do then; None if a step is not in such an
-        end.
-        """
-        whole = self._spanning_rows()[series : series + 1]
-        values = s.read(whole, 0, whole.max_length)[:, 0]
-        with_input = np.flatnonzero(~np.isnan(values).all(-1))
-        n_steps = int(with_input[-1]) + 1 if len(with_input) else 0
-        end = int(whole.start[0]) + n_steps
-        if end > step:
-            return None
-        remedy = "series of unequal lengths are a list of arrays (F, T_i), or have lengths="
-        if not n_steps:
-            remedy = "leave the series out"
-        elif isinstance(s.array, RaggedArray):
-            remedy = f"if it ends there, give its first {end} steps alone"
-        return (
-            f"feature 0, series {series}, step {end}, and from there in all features to the end of "
-            f"the series: {remedy}; if it goes on, "
-        )
-
-    def _remedy(self) -> str:
-        """Return what to do about a value that is not finite where a number is needed."""
-        if self.one_target:
-            return (
-                "a step without input is NaN in all features and not the one with the target; "
-                "fill in others"
-            )
-        if not self.y:
-            return "a step without input is NaN in all features; fill in single ones"
-        return "give the step no target (NaN) or no weight, or fill it in"
 
 
 def _holds_an_end(index: WindowIndex) -> bool:

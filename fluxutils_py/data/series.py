@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import resource
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,7 +28,7 @@ from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError
 
 FIRST_LOOK = 32  # steps that are read at once where series begin and end; then ever more
-GLANCE = 8  # one window in so many is looked at, once all were in memory for a while
+QUIET = 64  # windows of a map, after which its pages are taken to be in memory
 
 Axes = tuple[int, int, int]
 
@@ -90,7 +91,8 @@ class SeriesArray:
         self.nonblocking = self._map is not None or is_nonblocking(array)
         # set by whoever encodes labels, as integers have no NaN
         self.missing_label: int | None = None
-        self._n_resident = 0  # windows in a row that were in memory
+        self._n_quiet = 0  # windows since the process last waited for a page
+        self._n_faults = 0
         self._plain: np.ndarray | None = None
         self._order: tuple[Axes, Axes] | None = None
         if isinstance(array, np.ndarray):
@@ -269,10 +271,12 @@ class SeriesArray:
         """
         if self._map is None or self._plain is None:
             return
-        # a look takes longer than the window, between training steps that have emptied the caches
-        # of the processor
-        self._n_resident += 1
-        if self._n_resident > GLANCE and self._n_resident % GLANCE:
+        # to ask for pages that are there takes as long as a training step, where a window has a
+        # range of them for each of its series and steps
+        n_faults = resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+        self._n_quiet = self._n_quiet + 1 if n_faults == self._n_faults else 0
+        self._n_faults = n_faults
+        if self._n_quiet > QUIET:
             return
         groups = [rows]
         if rows.common_start is None:
@@ -283,8 +287,7 @@ class SeriesArray:
             steps = slice(begin + start, begin + stop)
             for series in _slices_of_series(part):
                 views.append(self._plain[:, series, steps])
-        if self._map.willneed(*views):
-            self._n_resident = 0
+        self._map.willneed(*views)
 
 
 PLAIN = int | float | str | np.ndarray | np.generic | None

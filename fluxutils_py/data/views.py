@@ -328,18 +328,13 @@ def _three_axes(x: Any, name: str) -> Any:
             f"{name} takes an array of shape (F, N, T), got a view of one; its array is x.native"
         )
     check_source(x, "x")
-    if isinstance(x, tuple):
+    if isinstance(x, tuple) or is_list_of_series(x):
         raise ShapeError(
-            f"{name} takes one array of shape (F, N, T), got a tuple of {len(x)}; stack their "
-            "features"
-        )
-    if is_list_of_series(x):
-        raise ShapeError(
-            f"{name} takes one array of shape (F, N, T), got a list of {len(x)} series. fit and "
-            "predict take the list as it is, and so do searches and cross-validation of "
-            "scikit-learn: search.fit(list, y). Where a view is needed and there is a target at "
-            "each step, pad x and y with NaN to arrays (F, N, T), and give the lengths: "
-            "search.fit(samples(x), samples(y), lengths=[...])"
+            f"{name} takes one array of shape (F, N, T), got a {type(x).__name__} of {len(x)} "
+            "series or arrays; stack features. fit and predict take a list of series as it is, "
+            "and so do searches and cross-validation of scikit-learn: search.fit(list, y). Where a "
+            "view is needed and there is a target at each step, pad x and y with NaN to arrays "
+            "(F, N, T), and give the lengths: search.fit(samples(x), samples(y), lengths=[...])"
         )
     require_list_of_series(x, "x")
     array = as_three_axes(x, "x")

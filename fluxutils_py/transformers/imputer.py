@@ -40,8 +40,8 @@ class SequenceImputer(SequenceTransformer):
         ``fill_value``. "ffill": the last value of the feature before the gap, in the same series;
         later steps are never used.
     fill_value : float, array of shape (F,), or None
-        Value for "constant", and with "ffill" for values before the first one of a feature. None: 0
-        for "constant", the feature's mean for "ffill".
+        Value for "constant", and with "ffill" for values before the first one of a feature; "mean"
+        ignores it. None: 0 for "constant", the feature's mean for "ffill".
 
     Attributes
     ----------
@@ -103,27 +103,13 @@ class SequenceImputer(SequenceTransformer):
                 "strategy='ffill' fills in from the step before, but the rows of a matrix are "
                 "series of one step; give an array (F, N, T), or timesteps(x) of one"
             )
-        if self.fill_value is not None and self.strategy == "mean":
-            raise ValueError(
-                "fill_value is for strategy='constant' and 'ffill'; strategy='mean' uses the mean"
-            )
-        if self.fill_value is not None or self.strategy == "constant":
-            return {"statistics_": self._read_fill_value(series.F)}
+        has_value = self.strategy == "ffill" and self.fill_value is not None
+        if has_value or self.strategy == "constant":
+            value = np.asarray(0.0 if self.fill_value is None else self.fill_value, float)
+            return {"statistics_": np.array(np.broadcast_to(value, series.F))}
         # for "ffill" too: series may begin with missing values
         blocks = read_numbers(series, inputs, type(self).__name__)
         return {"statistics_": pool.moments(moments(blocks, series.F)).mean}
-
-    def _read_fill_value(self, n_features: int) -> np.ndarray:
-        try:
-            value = np.asarray(0.0 if self.fill_value is None else self.fill_value, float)
-        except (TypeError, ValueError):  # not a number, as the message below says
-            value = np.array(np.nan)
-        if value.shape not in ((), (n_features,)) or not np.isfinite(value).all():
-            raise ShapeError(
-                f"fill_value must be a number, or {n_features} numbers, one per feature; got "
-                f"{self.fill_value!r}"
-            )
-        return np.array(np.broadcast_to(value, n_features))
 
     def as_module(self) -> Fill | ForwardFill:
         if self.strategy == "ffill":

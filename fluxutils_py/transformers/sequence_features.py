@@ -22,7 +22,6 @@ from fluxutils_py.transformers.imputer import ForwardFill
 from fluxutils_py.transformers.transformer_base import SequenceTransformer
 from fluxutils_py.validation import check_integer
 
-VALUES = 1 << 20  # of the results that are computed at a time
 # spans of an exponential mean, after which the weight of a value is below the rounding of float64
 SPANS_OF_MEMORY = 19
 
@@ -116,8 +115,6 @@ class SequenceFeatures(SequenceTransformer):
 
     def _settings(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         """Return all lags, 0 for the inputs, and the spans, after checking them."""
-        if not isinstance(self.keep_inputs, bool | np.bool_):
-            raise ValueError(f"keep_inputs must be True or False, got {self.keep_inputs!r}")
         lags = tuple(check_integer("lags", lag, 1) for lag in self.lags)
         means = tuple(check_integer("exponential_means", s, 1) for s in self.exponential_means)
         rolling = tuple(check_integer("rolling", s, 1) for s in self.rolling)
@@ -197,13 +194,7 @@ class PastFeatures(FeatureModule):
         return y[0], last, *(t.to(s.dtype) for t, s in zip(new, states, strict=True))
 
     def transform_block(self, block: np.ndarray) -> np.ndarray:
-        filled = self.fill.transform_block(block)
-        n_steps = filled.shape[2]
-        out = np.empty((self.n_out, *filled.shape[1:]), filled.dtype)
-        size = max(1, VALUES // (self.n_out * max(n_steps, 1)))  # series at a time
-        for n in range(0, filled.shape[1], size):
-            out[:, n : n + size], _ = self._run_block(filled[:, n : n + size], None)
-        return out
+        return self._run_block(self.fill.transform_block(block), None)[0]
 
     def _run_block(
         self, filled: np.ndarray, state: Sequence[Tensor] | None

@@ -19,7 +19,7 @@ from fluxutils_py.data.blocks import block_slices
 from fluxutils_py.data.indexing import Index
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.series import find_bounds
-from fluxutils_py.data.views import SequenceView, TimestepsView
+from fluxutils_py.data.views import SequenceView
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.inputs.inputs import InputLayout, Inputs, Schema
 from fluxutils_py.inputs.moments import FeatureModule, WeightedBlock
@@ -44,7 +44,7 @@ class _TransformMixin:
     _layout: InputLayout
 
     @undisturbed()
-    def transform(self, x: object, *, lengths: object = None, starts: object = None) -> Any:
+    def transform(self, x: object) -> Any:
         """Transform the features of each step.
 
         Parameters
@@ -53,9 +53,6 @@ class _TransformMixin:
             With the F fitted features, in any of these forms, with any N and T. After fitting a
             view, also a matrix with the view's columns. Steps before the first and after the last
             input of a series (NaN in all features) are padding, and stay NaN.
-        lengths, starts : array of int, shape (N,), optional
-            As in ``fit``. Other steps are padding, whatever they hold, and become NaN, which tells
-            the next step of a pipeline.
 
         Returns
         -------
@@ -73,8 +70,7 @@ class _TransformMixin:
             If ``x`` has other features, or is a matrix with infinite values.
         """
         check_is_fitted(self)
-        function, layout = self.as_module(), self._layout
-        result = self._apply_to_blocks(x, function, layout, lengths, starts)
+        result = self._apply_to_blocks(x, self.as_module(), self._layout)
         if not isinstance(result, np.ndarray) or result.ndim != 2:
             return result
         # a container names its columns: a matrix of other columns than those of fit stays as it is
@@ -84,16 +80,13 @@ class _TransformMixin:
     def fit_transform(self, x: object, y: object = None, *args: Any, **settings: Any) -> Any:
         """Call ``fit`` with these arguments, then ``transform(x)``."""
         fitted = self.fit(x, y, *args, **settings)  # type: ignore[attr-defined]  # as above
-        bounds = {name: settings[name] for name in ("lengths", "starts") if name in settings}
-        return fitted.transform(x, **bounds)
+        return fitted.transform(x)
 
     def _read_series(
         self,
         x: object,
         layout: InputLayout | None,
         pool: SeriesReader | None = None,
-        lengths: object = None,
-        starts: object = None,
     ) -> tuple[Inputs, SeriesArray]:
         """Read an input of any form that is one array, with the fitted layout if there is one.
 
@@ -105,8 +98,7 @@ class _TransformMixin:
         name = type(self).__name__
         pool = pool or SeriesReader()
         schema = Schema(name, allow_nan=True, fitted=layout)
-        bounds: Any = {"starts": starts, "lengths": lengths, "padded": False}
-        inputs = pool.inputs(x, schema, **bounds)
+        inputs = pool.inputs(x, schema, padded=False)
         if len(inputs.series) > 1:
             raise ShapeError(
                 f"{name} takes one array of shape (F, N, T), got a tuple of {len(inputs.series)}; "
@@ -114,53 +106,36 @@ class _TransformMixin:
             )
         return inputs, inputs.series[0]
 
-    def _apply_to_blocks(
-        self,
-        x: object,
-        function: FeatureModule,
-        layout: InputLayout,
-        lengths: object = None,
-        starts: object = None,
-    ) -> Any:
+    def _apply_to_blocks(self, x: object, function: FeatureModule, layout: InputLayout) -> Any:
         """Apply a function of blocks to an input of any form."""
-        inputs, series = self._read_series(x, layout, None, lengths, starts)
+        inputs, series = self._read_series(x, layout)
+        source, rows = series, inputs.whole()
+        if isinstance(x, SequenceView):  # before and after its steps there may be others
+            source = SeriesArray(x.array, "x")
+            rows = Segments.from_lengths(source.N, source.T)
         bounds = None
-        if lengths is not None or starts is not None:
-            bounds = inputs.whole()
-        elif function.fills_gaps and inputs.form != "rows":  # samples, of which none is padding
-            bounds = find_bounds((series,), inputs.whole())
-        return _apply(x, function, inputs, series, bounds)
+        if function.fills_gaps and inputs.form != "rows":  # samples, of which none is padding
+            bounds = find_bounds((source,), rows)
+        if isinstance(x, SequenceView):
+            if bounds is None and not function.initial:
+                return x.map(function.transform_block)
+            return x.replace(lambda array: _apply_lazily(function, array, bounds))
+        if inputs.is_list:  # series by series
+            return [
+                _of_one_series(function, a, None if bounds is None else bounds[i : i + 1])
+                for i, a in enumerate(series.array.arrays)
+            ]
+        # a matrix of rows is in memory in any case
+        if series.in_memory or inputs.form != "native":
+            return inputs.to_rows(_apply_within(function, series.array, bounds))
+        # a lazy array applies functions to windows, without the steps before them
+        return _apply_lazily(function, series.array, bounds)
 
     def as_module(self) -> FeatureModule:
         """Return the fitted transformation, of NumPy's blocks (F, n, t) and, for export, of tensors
         (B, F), as a torch module.
         """
         raise NotImplementedError
-
-
-def _apply(
-    x: object,
-    function: FeatureModule,
-    inputs: Inputs,
-    series: SeriesArray,
-    bounds: Segments | None,
-) -> Any:
-    """Apply a function of blocks to series, within their bounds."""
-    if isinstance(x, SequenceView):
-        if bounds is None and not function.initial:
-            return x.map(function.transform_block)
-        return x.replace(lambda array: _apply_lazily(function, array, _of_all(x, array, bounds)))
-    if inputs.is_list:  # series by series
-        arrays = enumerate(series.array.arrays)
-        return [
-            _of_one_series(function, a, None if bounds is None else bounds[i : i + 1])
-            for i, a in arrays
-        ]
-    # a matrix of rows is in memory in any case
-    if series.in_memory or inputs.form != "native":
-        return inputs.to_rows(_apply_within(function, series.array, bounds))
-    # a lazy array applies functions to windows, without the steps before them
-    return _apply_lazily(function, series.array, bounds)
 
 
 def _apply_within(
@@ -192,21 +167,6 @@ def _nan_outside(bounds: Segments, block: np.ndarray, series: Index, steps: Inde
     return np.where(outside, block.dtype.type(np.nan), block)
 
 
-def _of_all(view: SequenceView, array: Any, bounds: Segments | None) -> Segments | None:
-    """Return the bounds of all series of the array (F, N, T) behind a view, of whose series or
-    steps they are.
-    """
-    n_series, n_steps = array.shape[1:]
-    rows = Segments.from_lengths(n_series, n_steps)
-    if isinstance(view, TimestepsView):  # before and after its steps there are others
-        return find_bounds((SeriesArray(array, "x"),), rows)
-    if bounds is None:
-        return None
-    rows.start[view.index] = bounds.start
-    rows.length[view.index] = bounds.length
-    return rows
-
-
 def _of_one_series(function: FeatureModule, array: Any, bounds: Segments | None) -> Any:
     """Apply a function of blocks to one (F, T_i) array; lazily, if the array is in a file and steps
     are independent.
@@ -227,15 +187,7 @@ class SequenceTransformer(
     __metadata_request__fit: ClassVar = {"x": UNUSED}
     __metadata_request__transform: ClassVar = {"x": UNUSED}
 
-    def fit(
-        self,
-        x: object,
-        y: object = None,
-        *,
-        lengths: object = None,
-        starts: object = None,
-        sharded: bool = False,
-    ) -> Self:
+    def fit(self, x: object, y: object = None, *, sharded: bool = False) -> Self:
         """Learn what the transformation needs from the data.
 
         Parameters
@@ -244,10 +196,6 @@ class SequenceTransformer(
             As for :class:`fluxutils_py.Estimator`, but only one input. NaN marks missing values.
         y : None
             Ignored.
-        lengths, starts : array of int, shape (N,), optional
-            Series ``n`` has the steps ``starts[n]`` (default 0) to ``starts[n] + lengths[n]``
-            (default T), where padding is not NaN; other steps have no say. In a pipeline, name
-            them ``sequencescaler__lengths`` in ``fit``.
         sharded : bool
             Whether each of the ranks that a launcher started gives separate series, or None; all
             learn from all, and get equal results.
@@ -266,12 +214,12 @@ class SequenceTransformer(
             With ``sharded``, on every rank, if ranks differ in a parameter, or in the features of
             their series.
         """
-        run_as_one_task(self, lambda: self._fit(x, lengths, starts, sharded), x)
+        run_as_one_task(self, lambda: self._fit(x, sharded), x)
         return self
 
-    def _fit(self, x: object, lengths: object, starts: object, sharded: bool) -> None:
+    def _fit(self, x: object, sharded: bool) -> None:
         with pool_of_call(self, sharded) as pool:
-            inputs, series = self._read_series(x, None, pool, lengths, starts)
+            inputs, series = self._read_series(x, None, pool)
             self._set_fitted(inputs, **self._compute_statistics(series, inputs, pool))
 
     def _compute_statistics(
@@ -379,12 +327,8 @@ class TransformerStream:
         # which series have had an input, if that matters: before it, there is padding
         self._begun = np.full(shape[1], state is not None or not function.fills_gaps)
         self.has_begun = bool(self._begun.all())
-        shapes = [tuple(t.shape) for t in self.state]
-        expected = [tuple(t.shape) for t in empty]
-        if shapes != expected:
-            raise ShapeError(
-                f"state has the shapes {shapes}; expected {expected} for {shape[1]} series"
-            )
+        if [t.shape for t in self.state] != [t.shape for t in empty]:
+            raise ShapeError(f"state is not that of a stream of {shape[1]} series")
 
     @undisturbed()
     def step(self, x: object) -> np.ndarray:
@@ -407,24 +351,21 @@ class TransformerStream:
 
 
 @contextlib.contextmanager
-def pool_of_call(
-    transformer: BaseEstimator, sharded: bool, **arguments: Any
-) -> Iterator[SeriesReader]:
+def pool_of_call(transformer: BaseEstimator, sharded: bool) -> Iterator[SeriesReader]:
     """Enclose a fit of a transformer, on all ranks together if each has separate series.
 
     Raises
     ------
     RankError
-        On every rank, if the ranks' transformers differ in a parameter, or these further
-        ``arguments`` differ.
+        On every rank, if the ranks' transformers differ in a parameter.
     """
     # not sharded, every rank fits by itself on the same data, and gets the same
     comm = "auto" if sharded else None
     with ranks_of_call(comm, f"{type(transformer).__name__}.fit", sharded) as ranks:
         texts: dict[str, str] = {}
-        for name, value in {**transformer.get_params(deep=False), **arguments}.items():
+        for name, value in transformer.get_params(deep=False).items():
             texts |= describe(name, value)
-        ranks.require_equal(texts)
+        ranks.require_equal(texts)  # at once: others may have other parameters
         yield sharded_reader(ranks)
 
 

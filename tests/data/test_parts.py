@@ -48,35 +48,6 @@ def test_shares_are_along_series_by_default():
     assert part(x, 0, 2).shape == (2, 2, 1000)
 
 
-@pytest.mark.parametrize(
-    ("shape", "size", "axis"),
-    [
-        ((1, 51, 10), 3, 1),
-        ((1, 50, 10), 3, 2),  # FluxUtils: N > 5 T
-        ((1, 1000, 1000), 3, 2),
-        ((1, 2, 1000), 3, 2),
-        ((1, 5, 3), 4, 1),  # too few steps
-        ((1, 3, 5), 4, 2),
-        ((1, 3, 2), 4, 2),  # too few of both: the rule as it stands
-        ((1, 30, 2), 40, 1),
-    ],
-)
-def test_auto_takes_the_axis_of_the_rule_unless_it_is_too_short(shape, size, axis):
-    x = numbered(*shape)
-    for rank in range(size):
-        np.testing.assert_array_equal(
-            part(x, rank, size, "auto"), np.array_split(x, size, axis)[rank]
-        )
-
-
-def test_auto_is_decided_by_the_first_array_for_all():
-    x, y = numbered(2, 60, 10), numbered(1, 60, 20)  # y alone would be cut along time
-    for rank in range(3):
-        xr, yr = part((x, y), rank, 3, "auto")
-        np.testing.assert_array_equal(xr, x[:, 20 * rank : 20 * rank + 20])
-        np.testing.assert_array_equal(yr, y[:, 20 * rank : 20 * rank + 20])
-
-
 def test_tuples_are_cut_alike_down_to_weights():
     x, y, w1, w2, w3 = (
         numbered(4, 7, 5),
@@ -140,11 +111,10 @@ def test_other_arrays_are_sliced_and_nothing_else(tmp_path):
         (
             (numbered(2, 7, 5), 0, 3, "batch"),
             ValueError,
-            "axis must be 'series', 'time', 'auto' or an int, got 'batch'",
+            "axis must be 'series', 'time' or an int, got 'batch'",
         ),
         ((numbered(2, 7, 5), 0, 3, 3), ShapeError, "an array of shape (2, 7, 5) has no axis 3"),
         ((numbered(7), 0, 3, "time"), ShapeError, "an array of shape (7,) has no axis 'time'"),
-        ((numbered(7), 0, 3, "auto"), ShapeError, "an array of shape (7,) has no axis 'time'"),
         (((), 0, 3), ShapeError, "got an empty tuple; give at least one array"),
         (
             ((numbered(2, 7, 5), numbered(1, 7, 1)), 0, 3, "time"),

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from fluxutils_py.data import rebatch
 from fluxutils_py.data.segments import Segments
 
 LENGTHS = [None, [9, 9, 9, 9, 9], [9, 1, 4, 2, 7], [1, 1, 1, 1, 1], [3, 9, 8, 9, 1]]
@@ -48,7 +47,7 @@ def test_steps_are_live_until_the_end_of_their_row(start, stop):
 def test_folds_are_those_of_array_split(lengths, batchsize):
     n_series, n_steps = 5, 9
     rows = Segments.from_lengths(n_series, n_steps, None if lengths is None else np.array(lengths))
-    folded = rebatch(rows, batchsize)
+    folded = rows.fold(batchsize)
     lengths = lengths or [n_steps] * n_series
     n = batchsize // n_series
     if n < 2 or max(lengths) <= n:
@@ -73,7 +72,7 @@ def test_folds_are_those_of_array_split(lengths, batchsize):
 def test_folds_of_series_that_divide_are_those_of_a_reshape(n_series, n_steps, batchsize):
     x = np.arange(n_series * n_steps).reshape(n_series, n_steps)
     n = batchsize // n_series
-    rows = rebatch(Segments.from_lengths(n_series, n_steps), batchsize)
+    rows = Segments.from_lengths(n_series, n_steps).fold(batchsize)
     got = [x[s, start : start + length].tolist() for s, start, length in as_list(rows)]
     # row b * n + k holds fold k of series b
     assert got == x.reshape(n_series * n, n_steps // n).tolist()
@@ -81,7 +80,7 @@ def test_folds_of_series_that_divide_are_those_of_a_reshape(n_series, n_steps, b
 
 def test_rows_that_begin_within_a_series_are_folded_from_there():
     rows = Segments(np.array([4, 2]), np.array([10, 3]), np.array([7, 4]))
-    assert as_list(rebatch(rows, 6)) == [
+    assert as_list(rows.fold(6)) == [
         (4, 10, 3),
         (4, 13, 2),
         (4, 15, 2),
@@ -94,9 +93,9 @@ def test_rows_that_begin_within_a_series_are_folded_from_there():
 @pytest.mark.parametrize(("n_series", "batchsize"), [(5, 9), (5, 1), (1, 1), (8, 8), (300, 256)])
 def test_a_minibatch_that_is_half_full_is_left_alone(n_series, batchsize):
     rows = Segments.from_lengths(n_series, 7)
-    assert rebatch(rows, batchsize) is rows
+    assert rows.fold(batchsize) is rows
 
 
 def test_series_of_one_step_cannot_be_folded():
     rows = Segments.from_lengths(2, 1)
-    assert rebatch(rows, 100) is rows
+    assert rows.fold(100) is rows

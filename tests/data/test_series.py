@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fluxutils_py.data import SeriesArray, rebatch
+from fluxutils_py.data import SeriesArray
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.inputs import as_series
@@ -106,13 +106,13 @@ ROWS = {
     "downwards": Segments.from_lengths(N_SERIES, N_STEPS)[::-1],
     "of other lengths": Segments.from_lengths(N_SERIES, N_STEPS, np.array([11, 1, 5, 11, 3, 2, 7])),
     "from the middle": Segments(np.array([1, 2, 5]), np.array([4, 4, 4]), np.array([7, 3, 6])),
-    "folded": rebatch(Segments.from_lengths(N_SERIES, N_STEPS), 30),
-    "folded and permuted": rebatch(Segments.from_lengths(N_SERIES, N_STEPS), 30)[
+    "folded": Segments.from_lengths(N_SERIES, N_STEPS).fold(30),
+    "folded and permuted": Segments.from_lengths(N_SERIES, N_STEPS).fold(30)[
         np.random.default_rng(1).permutation(28)
     ],
-    "folded with lengths": rebatch(
-        Segments.from_lengths(N_SERIES, N_STEPS, np.array([11, 1, 5, 11, 3, 2, 7])), 21
-    ),
+    "folded with lengths": Segments.from_lengths(
+        N_SERIES, N_STEPS, np.array([11, 1, 5, 11, 3, 2, 7])
+    ).fold(21),
     "far apart": Segments(np.array([2, 2, 0]), np.array([0, 9, 10]), np.array([11, 2, 1])),
     "far apart with gaps": Segments(
         np.array([6, 0, 4, 2]), np.array([0, 9, 9, 9]), np.array([11, 2, 1, 2])

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from fluxutils_py.data import SampleWeight, SeriesArray, rebatch
+from fluxutils_py.data import SampleWeight, SeriesArray
 from fluxutils_py.data import blocks as blocks_module
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, ShapeError
@@ -73,7 +73,7 @@ def test_the_mean_over_the_steps_that_count_is_one(form, lengths):
 def test_weights_in_hdf5_are_those_in_memory(form, tmp_path):
     array = np.asarray(FORMS[form])
     in_file = hdf5(array, tmp_path)
-    for rows in (whole(), rebatch(whole(LENGTHS), 12)[::-1]):
+    for rows in (whole(), whole(LENGTHS).fold(12)[::-1]):
         got, expected = (
             SampleWeight(a, N, T).normalized(whole(LENGTHS), ()) for a in (in_file, array)
         )
@@ -121,8 +121,8 @@ ROWS = {
     "some": whole()[1:4],
     "permuted": whole()[np.array([3, 0, 4, 1, 2])],
     "of other lengths": whole(LENGTHS),
-    "folded": rebatch(whole(), 12),
-    "folded and permuted": rebatch(whole(LENGTHS), 15)[np.random.default_rng(2).permutation(13)],
+    "folded": whole().fold(12),
+    "folded and permuted": whole(LENGTHS).fold(15)[np.random.default_rng(2).permutation(13)],
     "far apart": Segments(np.array([0, 1]), np.array([0, 5]), np.array([7, 2])),
     "the same series twice": Segments(np.array([0, 0]), np.array([0, 0]), np.array([7, 7])),
     "from the middle": Segments(np.array([2, 3]), np.array([4, 4]), np.array([3, 2])),

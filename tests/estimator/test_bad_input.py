@@ -289,7 +289,7 @@ stages = pytest.mark.parametrize("stage", ["fresh", "refit", "warm"])
          data(series(at=(0, 0, 0), value=-np.inf))),
     Case("NaN in float64", DataError, "x is nan", data(series(at=(1, 2, 3), dtype="float64"))),
     Case("NaN in float16", DataError, "x is nan", data(series(at=(1, 2, 3), dtype="float16"))),
-    Case("Inf in y", DataError, ("y is inf at feature 0, series 1, step 2", "no target (NaN)"),
+    Case("Inf in y", DataError, ("y is inf at feature 0, series 1, step 2", "NaN in the target"),
          data(y=series(1, at=(0, 1, 2), value=np.inf))),
 )  # fmt: skip
 def test_arrays(case, stage):
@@ -889,7 +889,7 @@ def state_of(n_series, n_features=2, hidden=4):
          given(x=(X, X))),
     Case("no series", ShapeError, "x has no series", given(x=X[:, :0])),
     Case("strings", DataError, "x must hold real numbers", given(x=X.astype(str))),
-    Case("single NaN", DataError, ("x is nan at feature 1, series 2, step 3", "fill in single ones"),
+    Case("single NaN", DataError, ("x is nan at feature 1, series 2, step 3", "fill it in"),
          lambda: {"x": series(at=(1, 2, 3)), "out": np.full((1, N, T), 7.0)}),
     Case("Inf", DataError, "x is inf at feature 0, series 4, step 11",
          lambda: {"x": series(at=(0, 4, 11), value=np.inf), "out": np.full((1, N, T), 7.0)}),

@@ -136,12 +136,6 @@ def test_frames_and_sequences_have_them_in_common():
     assert list(scaler.set_output(transform="pandas").transform(frame).columns) == list(NAMES)
 
 
-def test_some_of_them_get_back_their_units_by_name():
-    scaler = SequenceScaler().fit(samples(X, feature_names=NAMES))
-    scaled = np.asarray(scaler.transform(samples(X)).native)
-    assert np.allclose(scaler.inverse_transform(scaled[2:], features=["heat"]), X[2:])
-
-
 @pytest.mark.parametrize("names", [("a", "b"), "abc", (1, 2, 3)])
 def test_names_that_are_not_those_of_features(names):
     for view in (samples, timesteps):

@@ -42,12 +42,13 @@ def score(est, x, y):  # memory is noted from the side: no callback is called he
         thread.join()
 
 def make(n_steps):
-    path, rng = folder / f"{n_steps}.h5", np.random.default_rng(0)
-    x, y = (h5create(path, name, (n, N, n_steps), "f4") for name, n in (("x", F), ("y", 1)))
+    rng = np.random.default_rng(0)
+    paths = [folder / f"{name}-{n_steps}.h5" for name in "xy"]
+    x, y = (h5create(path, "a", (n, N, n_steps)) for path, n in zip(paths, (F, 1), strict=True))
     for t in range(n_steps):  # a step lies in one piece
         x[:, :, t] = rng.random((N, F), np.float32).T - 0.5
         y[0, :, t] = x[:, :, t].sum(0)
-    return h5mmap(path, "x"), h5mmap(path, "y")
+    return [h5mmap(path, "a") for path in paths]
 
 def search(x, y, n_jobs):
     (folder / "notes").write_text("")

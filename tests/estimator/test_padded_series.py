@@ -136,7 +136,7 @@ def test_a_target_outside_of_the_inputs_is_not_learnt_from():
 def test_a_series_without_any_input_is_to_be_left_out(fitted):
     x = X.copy()
     x[:, 1:3] = np.nan
-    with pytest.raises(DataError, match=r"series 1, step 0, .*leave the series out"):
+    with pytest.raises(DataError, match=r"series 1, step 22; .*leave the step out"):
         fitted.predict(x)
 
 
@@ -156,9 +156,9 @@ def test_numbers_of_ones_own_model_and_of_several_inputs():
     for more in ({}, {"lengths": LENGTHS}):
         np.testing.assert_allclose(est.predict((X, X), **more), alone, atol=1e-12)
     # one of them is missing where the other is not
-    with pytest.raises(DataError, match="series 1, step 11, "):
+    with pytest.raises(DataError, match=r"series 1, step \d+; "):
         est.predict((np.nan_to_num(X), X))
-    with pytest.raises(DataError, match="series 1, step 11, "):
+    with pytest.raises(DataError, match=r"series 1, step \d+; "):
         est.score((np.nan_to_num(X), X), y)
 
 

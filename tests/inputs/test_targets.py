@@ -176,21 +176,6 @@ def test_transformed_targets_are_right_by_default(rng, view, g):
     assert cross_val_predict(scaled, view(x), view(y), cv=KFold(2)).shape == view(y).shape
 
 
-def test_one_output_of_several_gets_back_its_units(x):
-    scaler = SequenceScaler().fit(x)
-    scaled = scaler.transform(x)
-    assert np.allclose(scaler.inverse_transform(scaled[1:], features=[1]), x[1:])
-    assert np.allclose(scaler.inverse_transform(scaled[::-1], features=[1, 0]), x[::-1])
-    view = scaler.inverse_transform(samples(scaled[:1]), features=[0])
-    assert np.allclose(np.asarray(view.native), x[:1])
-    with pytest.raises(ShapeError, match=(
-        r"^x has 1 .*on 2; .*features=\[0\]\)$"
-    )):  # fmt: skip
-        scaler.inverse_transform(scaled[:1])
-    with pytest.raises(ShapeError, match=r"^features .*1 .*2 features, got \[2\]$"):
-        scaler.inverse_transform(scaled[:1], features=[2])
-
-
 # -- labels ----------------------------------------------------------------------------------------------
 
 LABELS = np.array(["ant", "bee", "cow"])

@@ -8,12 +8,10 @@ import h5py
 import numpy as np
 import pandas as pd
 import pytest
-import zarr
 
 import fluxutils_py
-from fluxutils_py import Estimator, SequenceScaler, h5concat, h5create, h5mmap, h5save
+from fluxutils_py import Estimator, SequenceScaler, h5concat, h5create, h5save
 from fluxutils_py.bobbin import write_pytree_json
-from fluxutils_py.data import zarrcreate
 from fluxutils_py.frames.frame_series import from_frame
 from fluxutils_py.training import Checkpointer
 from tests.system_calls import folders_at_every_call
@@ -38,16 +36,6 @@ def read_h5(folder):
     return values
 
 
-def read_zarr(folder):
-    if not (folder / "a.zarr").exists():
-        return {}
-    group = zarr.open_group(folder / "a.zarr", mode="r")
-    return {
-        name: item[:].tolist() if isinstance(item, zarr.Array) else 0
-        for name, item in group.members(max_depth=None)
-    }
-
-
 def read_objects(folder):
     """Return what is in files of ``save``."""
     return {p.name: fluxutils_py.load(p).scale_.tolist() for p in sorted(folder.glob("*.pt"))}
@@ -68,11 +56,6 @@ def h5_with_x(folder):
     h5save(folder / "a.h5", {"x": X, "y": X + 1})
 
 
-def zarr_with_x(folder):
-    zarrcreate(folder / "a.zarr", "x", (1, 2, 3))[:] = 5
-    zarrcreate(folder / "a.zarr", "y", (1, 2, 3))[:] = 6
-
-
 def parts(folder):
     for i in range(2):
         h5save(folder / f"part{i}.h5", {"x": X + i})
@@ -91,35 +74,10 @@ WRITERS = {
         lambda f: from_frame(FRAME, "id", "time", x="v", h5=f / "a.h5"),
         read_h5,
     ),
-    "h5create, new": (
+    "h5create": (
         lambda _: None,
         lambda f: h5create(f / "a.h5", "g/y", (1, 2, 3), exist_ok=True),
         read_h5,
-    ),
-    "h5create, added": (
-        h5_with_x,
-        lambda f: h5create(f / "a.h5", "g/y", (1, 2, 3), exist_ok=True),
-        read_h5,
-    ),
-    "h5create, in place of another": (
-        h5_with_x,
-        lambda f: h5create(f / "a.h5", "x", (2, 50, 70), overwrite=True, exist_ok=True),
-        read_h5,
-    ),
-    "zarrcreate, new": (
-        lambda _: None,
-        lambda f: zarrcreate(f / "a.zarr", "g/y", (1, 2, 3), exist_ok=True),
-        read_zarr,
-    ),
-    "zarrcreate, added": (
-        zarr_with_x,
-        lambda f: zarrcreate(f / "a.zarr", "g/z", (1, 2, 3), exist_ok=True),
-        read_zarr,
-    ),
-    "zarrcreate, in place of another": (
-        zarr_with_x,
-        lambda f: zarrcreate(f / "a.zarr", "x", (1, 2, 4), overwrite=True),
-        read_zarr,
     ),
     "save": (
         lambda f: fluxutils_py.save(SequenceScaler().fit(X), f / "a.pt"),
@@ -165,33 +123,7 @@ def test_a_kill_at_any_call_loses_nothing_and_the_next_run_goes_on(tmp_path, nam
         assert read(copy) == after, (copy.name, call)
         if name != "Checkpointer":  # whose files are numbered on
             assert names(copy) == files, (copy.name, call)
-        assert not [path for path in copy.rglob("*") if path.name.endswith((".part", ".partial"))]
-
-
-def add_many(folder):
-    for i in range(9):  # so many that HDF5 splits its tables and moves them
-        h5create(folder / "a.h5", f"y{i}", (1, 2, i + 1), "u1", exist_ok=True)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("libver", ["earliest", "latest"])
-def test_a_kill_among_many_additions_loses_none_of_those_before(tmp_path, libver):
-    folder, copies = tmp_path / "data", tmp_path / "copies"
-    folder.mkdir()
-    with h5py.File(folder / "a.h5", "w", libver=libver) as file:
-        file["x"] = X
-    calls = folders_at_every_call(lambda: add_many(folder), folder, copies)
-    if calls is None:
-        pytest.skip("the system does not let one process trace another")
-    after, before = read_h5(folder), {}
-    for copy in sorted(copies.iterdir()):
-        found = read_h5(copy)
-        assert before.items() <= found.items() <= after.items()
-        before = found
-    for copy in sorted(copies.iterdir())[::19]:
-        add_many(copy)
-        assert read_h5(copy) == after
-    np.testing.assert_array_equal(h5mmap(folder / "a.h5", "x", axes="FNT"), X)
+        assert not [path for path in copy.rglob("*") if path.name.endswith(".part")]
 
 
 def names(folder):

@@ -289,7 +289,6 @@ OF_ESTIMATORS = {
 }
 OF_TRANSFORMERS = {
     "scaler": lambda est, x, y: learnt(SequenceScaler().fit(x), "mean_", "scale_"),
-    "scaler, twice": lambda est, x, y: learnt(SequenceScaler().partial_fit(x), "mean_", "scale_"),
     "scaled": lambda est, x, y: SequenceScaler().fit_transform(x),
     "unscaled": lambda est, x, y: SequenceScaler().fit(x).inverse_transform(x),
     "imputed": lambda est, x, y: SequenceImputer().fit_transform(x),

@@ -39,7 +39,6 @@ NAMED = {  # what the message of each rank names
     "with_std": ("with_std", "True", "'no'"),
     "weights of a scaler": ("sample_weight", "not given", "given"),
     "features of a scaler": ("features of x", "2", "3"),
-    "earlier data of a scaler": ("earlier", "none", "77 values"),
     "features of a winsor scaler": ("features of x", "2", "3"),
     "different transformers": ("SequenceScaler.fit", "WinsorScaler.fit"),
     "strategy": ("strategy", "'mean'", "'ffill'"),

@@ -211,7 +211,7 @@ def test_reading_ahead_keeps_the_order(no_thread_stays):
         lambda batch: (seen.append(threading.current_thread().name), batch)[1],
     )
     list(ReadAhead(thread))
-    assert set(seen) == {"BackgroundDataLoader-0"}
+    assert set(seen) == {"BackgroundDataLoader_0"}
 
 
 def test_a_dataset_made_of_another_is_named_and_reset_with_it():

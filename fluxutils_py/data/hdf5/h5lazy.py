@@ -133,7 +133,7 @@ class H5Lazy(NDArrayOperatorsMixin, DuckArray):
         return getattr(ufunc, method)(*arrays, **options)
 
     def read(self, *index: Index) -> np.ndarray:
-        return read_slices(self._read_slices, self._in_whole(index), strides=True)
+        return read_slices(self._read_slices, self._in_whole(index))
 
     def _in_whole(self, index: Sequence[Index]) -> Sequence[Index]:
         return index if self._index is None else list(map(compose_index, self._index, index))
@@ -191,7 +191,7 @@ class H5Lazy(NDArrayOperatorsMixin, DuckArray):
 
     def _read_slices(self, key: tuple[slice, ...]) -> np.ndarray:
         in_file = tuple(key[i] for i in np.argsort(self._axes))
-        sizes = [len(range(s.start, s.stop, s.step or 1)) for s in in_file]
+        sizes = [s.stop - s.start for s in in_file]
         out = np.empty(sizes, self.dtype)
         if out.size:  # HDF5 takes no empty selections
             self._read_into(out, self._dataset(), in_file)

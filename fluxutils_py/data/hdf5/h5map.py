@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import mmap
 import os
@@ -25,8 +24,7 @@ from fluxutils_py.errors import H5DataError
 
 PAGE = mmap.PAGESIZE
 WILLNEED = getattr(mmap, "MADV_WILLNEED", None)
-OF_MAP = ("_identity", "_first", "_address", "_reports_residency")  # which views share
-AT_ONCE = 256 << 20  # bytes: asking for more at once would push out what is in use
+OF_MAP = ("_identity", "_first", "_address")  # which views share
 
 
 class H5Map(np.memmap):
@@ -72,7 +70,6 @@ class H5Map(np.memmap):
     _identity: FileIdentity
     _first: int  # place in the file of the first byte that is mapped
     _address: int  # of that byte in memory
-    _reports_residency: bool  # whether the kernel says which pages are in memory
     feature_names: Names | None
 
     def __new__(
@@ -92,13 +89,13 @@ class H5Map(np.memmap):
         stop = offset + sum(reach for reach in reaches if reach > 0) + dtype.itemsize
         first = lowest // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
         with open(path, "rb" if mode == "r" else "r+b") as file:
-            stat = os.fstat(file.fileno())
+            size = os.fstat(file.fileno()).st_size
             current = identity_of(file.fileno())
             if identity is not None:
                 check_same_file(path, current, identity)
-            if stop > stat.st_size:
+            if stop > size:
                 raise H5DataError(
-                    f"{path}: the file has {stat.st_size} bytes, the data in it reach to "
+                    f"{path}: the file has {size} bytes, the data in it reach to "
                     f"{stop}: it is truncated, or not completely written yet; write or "
                     "copy it again, or close it where it is written"
                 )
@@ -118,7 +115,6 @@ class H5Map(np.memmap):
         self._identity = current if mode == "r" else current.without_contents()
         self._first = first
         self._address = _memory_address(raw)
-        self._reports_residency = _reports_residency(path, stat)
         return self
 
     def __array_finalize__(self, obj: object) -> None:
@@ -186,36 +182,25 @@ class H5Map(np.memmap):
 
     # -- reading from disk -------------------------------------------------------------------------
 
-    def willneed(self, *views: np.ndarray) -> bool:
+    def willneed(self, *views: np.ndarray) -> None:
         """Ask the kernel to read the pages of views, all at once and in the background.
 
         Call it just before the views are copied: it is worth a factor of five when the file is not
-        in the page cache. When it is, this does nothing and costs microseconds.
+        in the page cache. When it is, asking takes up to a microsecond for each range of pages.
 
         Parameters
         ----------
         *views : ndarray
             Any views of this map or of its views, in any memory order: a window, or its single
-            rows. Arrays outside the map are ignored. Of several views, only the first and the last
-            are checked for pages in memory.
-
-        Returns
-        -------
-        bool
-            Whether it asked for anything.
+            rows. Arrays outside the map are ignored.
         """
         memory = self._mmap
-        views = tuple(view for view in views if view.size)
-        if memory is None or not views or WILLNEED is None:
-            return False
-        ends = views[:: max(1, len(views) - 1)]  # the first and the last
-        if self._reports_residency and all(map(self._probably_resident, ends)):
-            return False
-        starts, stops = self._ranges_of(views, len(memory))
+        if memory is None or WILLNEED is None:
+            return
+        starts, stops = self._ranges_of([view for view in views if view.size], len(memory))
         if starts:
             for start, stop in _merge_ranges(np.concatenate(starts), np.concatenate(stops)):
                 memory.madvise(WILLNEED, start, stop - start)
-        return bool(starts)
 
     def _ranges_of(
         self, views: Sequence[np.ndarray], n_bytes: int
@@ -232,18 +217,6 @@ class H5Map(np.memmap):
                 starts.append(begins // PAGE * PAGE)
                 stops.append(begins + length)
         return starts, stops
-
-    def _probably_resident(self, view: np.ndarray) -> bool:
-        """Whether a page in the middle of a view is in memory (neighbours touch only its ends)."""
-        assert _mincore is not None
-        assert self._mmap is not None
-        byte = _memory_address(view)
-        for n, stride in zip(view.shape, view.strides, strict=True):
-            byte += n // 2 * stride
-        if not 0 <= byte - self._address < len(self._mmap):
-            return True
-        vector = ctypes.create_string_buffer(1)
-        return not _mincore(byte // PAGE * PAGE, 1, vector) and vector.raw[0] & 1 == 1
 
 
 def _memory_address(array: np.ndarray) -> int:
@@ -277,7 +250,7 @@ def _contiguous_ranges(shape: Shape, strides: Shape, itemsize: int) -> tuple[np.
 
 
 def _merge_ranges(starts: np.ndarray, stops: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Drop ranges that others cover; return only as many as one call to the kernel takes."""
+    """Drop ranges that others cover."""
     order = np.argsort(starts, kind="stable")
     starts = starts[order]
     stops = np.maximum.accumulate(stops[order])
@@ -285,34 +258,4 @@ def _merge_ranges(starts: np.ndarray, stops: np.ndarray) -> Iterator[tuple[int, 
     begins = np.flatnonzero(np.r_[True, starts[1:] > stops[:-1]])
     starts = starts[begins]
     stops = stops[np.r_[begins[1:] - 1, -1]]
-    few = np.cumsum(stops - starts) <= AT_ONCE
-    return zip(starts[few].tolist(), stops[few].tolist(), strict=True)
-
-
-def _find_mincore() -> Any:
-    """Return the system call that reports which pages are in memory, which Python lacks; None if
-    missing or if it reports all pages.
-
-    To ask for pages that are there takes as long as a training step, where a window has a range
-    for each of its series and steps.
-    """
-    try:
-        call = ctypes.CDLL(None).mincore
-    except (AttributeError, OSError, TypeError):
-        return None
-    call.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
-    untouched = mmap.mmap(-1, PAGE)
-    vector = ctypes.create_string_buffer(b"\1")
-    if call(_memory_address(np.frombuffer(untouched, "u1")), PAGE, vector) or vector.raw[0] & 1:
-        return None
-    return call
-
-
-_mincore = _find_mincore()
-
-
-def _reports_residency(path: str, stat: os.stat_result) -> bool:
-    """Whether the call is reliable: for files that we may not write to, Linux reports all pages as
-    in memory.
-    """
-    return _mincore is not None and (os.access(path, os.W_OK) or stat.st_uid == os.geteuid())
+    return zip(starts.tolist(), stops.tolist(), strict=True)

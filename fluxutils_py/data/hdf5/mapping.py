@@ -15,7 +15,6 @@ from fluxutils_py.data.hdf5.attributes import fnt_axes, read_axes, read_names, w
 from fluxutils_py.data.hdf5.h5lazy import H5Lazy
 from fluxutils_py.data.hdf5.h5map import H5Map
 from fluxutils_py.data.hdf5.opening import (
-    FileReplaced,
     PathLike,
     check_path,
     describe,
@@ -29,8 +28,6 @@ from fluxutils_py.data.hdf5.opening import (
     wrap_h5_errors,
 )
 from fluxutils_py.errors import H5DataError
-
-ATTEMPTS = 100  # to open a file that is being replaced
 
 
 def h5mmap(
@@ -105,17 +102,7 @@ def h5mmap(
         )
     if fallback not in ("lazy", "error", "read"):
         raise H5DataError(f"{where}: fallback must be 'lazy', 'error' or 'read', got {fallback!r}")
-    for _ in range(ATTEMPTS):
-        try:
-            result = _try_map(path, name, axes, mode)
-            break
-        except FileReplaced:  # between reading the layout and mapping: the layout is read again
-            continue
-    else:
-        raise H5DataError(
-            f"{where} cannot be mapped: the file keeps being replaced; try again when it no longer "
-            "changes"
-        )
+    result = _try_map(path, name, axes, mode)
     if not isinstance(result, str):
         return result
     if mode == "r+":
@@ -139,12 +126,7 @@ def h5mmap(
 def _try_map(path: PathLike, name: str, axes: str | None, mode: str) -> np.ndarray | str:
     """Return the map of a dataset, or the reason why it cannot be mapped.
 
-    Everything comes from one version of the file.
-
-    Raises
-    ------
-    FileReplaced
-        If the file was replaced meanwhile.
+    Everything comes from one version of the file, or there is an error.
     """
     where = describe(path, name)
     with contextlib.closing(open_file(path)) as file, wrap_h5_errors(where):
@@ -176,8 +158,6 @@ def _try_map(path: PathLike, name: str, axes: str | None, mode: str) -> np.ndarr
                 identity_of(dataset.file).without_contents(),
                 read_names(dataset, shape[order[0]]),
             )
-        except FileNotFoundError as error:
-            raise FileReplaced(f"{real_path}: the file was moved while it was opened") from error
         except PermissionError as error:
             raise H5DataError(
                 f"{where} cannot be opened for writing ({error.strerror}); use mode='r'"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import h5py
 import numpy as np
@@ -15,7 +15,6 @@ from fluxutils_py.errors import H5DataError
 
 PathLike = str | os.PathLike[str]
 Shape = tuple[int, ...]
-Opened = TypeVar("Opened")
 
 UNREADABLE = "cannot be read ({}); check the file with `h5dump -H`, copy or write it again"
 LOCK_WAIT = 3.0  # seconds
@@ -33,7 +32,7 @@ LAYOUTS = {
 }
 
 
-def open_file(path: PathLike, **options: Any) -> h5py.File:
+def open_file(path: PathLike) -> h5py.File:
     """Open an HDF5 file for reading.
 
     Raises
@@ -46,39 +45,25 @@ def open_file(path: PathLike, **options: Any) -> h5py.File:
     shown = check_path(path)
     if not os.path.exists(shown):
         raise FileNotFoundError(f"{shown}: there is no such file")
-    options = {"rdcc_nbytes": CACHE_BYTES, "rdcc_nslots": CACHE_SLOTS} | options
     # HDF5 looks for sources of a virtual dataset in the folder of the name that it is given, which
     # must not be that of a link
     target = os.path.realpath(shown)
-    try:
-        return wait_for_lock(lambda: h5py.File(target, "r", **options), shown)
-    except OSError as error:
-        raise H5DataError(
-            f"{shown}: this cannot be opened as an HDF5 file ({error}); write or copy it again, or "
-            "run `h5clear -s` on it if a process died while it wrote"
-        ) from error
-
-
-def wait_for_lock(attempt: Callable[[], Opened], path: str) -> Opened:
-    """Call something that opens or locks a file, again while another process locks the file, as
-    h5create does for a moment.
-
-    Raises
-    ------
-    H5DataError
-        If the lock stays.
-    """
     end = time.monotonic() + LOCK_WAIT
     while True:
         try:
-            return attempt()
-        except BlockingIOError as error:
+            return h5py.File(target, "r", rdcc_nbytes=CACHE_BYTES, rdcc_nslots=CACHE_SLOTS)
+        except BlockingIOError as error:  # locked by another process, perhaps for a moment
             if time.monotonic() > end:
                 raise H5DataError(
-                    f"{path}: the file is open in another process, or elsewhere in this one; close "
-                    "it there, or set HDF5_USE_FILE_LOCKING=FALSE in the environment if that "
+                    f"{shown}: the file is open in another process, or elsewhere in this one; "
+                    "close it there, or set HDF5_USE_FILE_LOCKING=FALSE in the environment if that "
                     "process leaves this data alone"
                 ) from error
+        except OSError as error:
+            raise H5DataError(
+                f"{shown}: this cannot be opened as an HDF5 file ({error}); write or copy it "
+                "again, or run `h5clear -s` on it if a process died while it wrote"
+            ) from error
         time.sleep(0.01)
 
 
@@ -124,10 +109,6 @@ def describe(path: PathLike, name: str) -> str:
 
 
 # -- versions of a file ----------------------------------------------------------------------------
-
-
-class FileReplaced(H5DataError):
-    """The file at a path is not the one that is meant."""
 
 
 class FileIdentity(NamedTuple):
@@ -178,10 +159,10 @@ def check_same_file(path: str, current: FileIdentity, expected: FileIdentity) ->
 
     Raises
     ------
-    FileReplaced
+    H5DataError
     """
     if not current.matches(expected):
-        raise FileReplaced(
+        raise H5DataError(
             f"{path}: this is not the file that was mapped or opened, as it was: it has been "
             "replaced, copied or written to since; open it where it is needed with h5mmap, or map "
             "it again and send that"

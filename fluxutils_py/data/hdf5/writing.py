@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
-import io
 import math
-import mmap
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
 
@@ -20,11 +16,11 @@ from numpy.typing import DTypeLike
 
 from fluxutils_py.data.arrays import (
     Names,
+    check_read_dtype,
     get_feature_names,
     plain_block,
     refuse_source,
     to_numpy,
-    with_read_dtype,
 )
 from fluxutils_py.data.hdf5.attributes import (
     check_axes,
@@ -40,22 +36,15 @@ from fluxutils_py.data.hdf5.opening import (
     check_name,
     check_path,
     describe,
-    find_dataset,
-    numpy_dtype,
-    open_file,
-    unmappable_reason,
-    wait_for_lock,
     wrap_h5_errors,
 )
 from fluxutils_py.data.parts import indbatch
 from fluxutils_py.errors import DataError, H5DataError
-from fluxutils_py.files import atomic_path, remove_leftovers
-from fluxutils_py.terminal import progress_bar
+from fluxutils_py.files import atomic_path
 from fluxutils_py.validation import check_integer
 
 ALIGN = {"alignment_threshold": 1, "alignment_interval": 64}  # of raw data in the file, in bytes
 BLOCK_BYTES = 32 << 20
-RUN_BYTES = 64 << 10  # read this much in one piece where the source lies in another order
 
 
 def h5save(
@@ -64,7 +53,6 @@ def h5save(
     axes: str = "TNF",
     *,
     feature_names: object = None,
-    verbose: bool | str = "auto",
 ) -> None:
     """Write arrays to an HDF5 file, in a layout that can be mapped.
 
@@ -83,13 +71,10 @@ def h5save(
         Order of three axes in the file and in memory, slowest first. ``"TNF"`` is the fast one for
         training; Julia shows it as (F, N, T). It is noted in the dataset's attribute ``axes``.
     feature_names : mapping of str to list of str, optional
-        Names of features by the name of their array, as ``{"x": ["temperature", "wind"]}``; a list
-        alone if there is one array. They are noted in the dataset's attribute ``feature_names``, a
-        vector of F strings, and ``h5mmap`` returns arrays with an attribute of that name. The
-        default is such an attribute of the array itself.
-    verbose : "auto" or bool
-        Whether to show a progress bar. "auto" shows one on a terminal or in a notebook, if writing
-        takes long.
+        Names of features by the name of their array, as ``{"x": ["temperature", "wind"]}``.
+        They are noted in the dataset's attribute ``feature_names``, a vector of F strings, and
+        ``h5mmap`` returns arrays with an attribute of that name. The default is such an attribute
+        of the array itself.
 
     Raises
     ------
@@ -110,13 +95,11 @@ def h5save(
     arrays = _collect(path, mapping, "", {})
     check_axes(axes, 3, path)
     names = _names_by_name(path, arrays, feature_names)
-    n_bytes = [math.prod(a.shape) * a.dtype.itemsize for a in arrays.values() if a is not None]
-    title = f"h5save {os.path.basename(path)}"
-    with new_file(path) as file, progress_bar(verbose, title, sum(n_bytes), "B") as update:
+    with new_file(path) as file:
         for name, array in arrays.items():
             where = describe(path, name)
             try:
-                dataset = _store(file, name, array, axes, update)
+                dataset = _store(file, name, array, axes)
             # not OSError: a full disk is no fault of the array
             except (TypeError, ValueError, KeyError) as error:
                 raise H5DataError(
@@ -127,9 +110,7 @@ def h5save(
                 write_names(dataset, names[name], where)
 
 
-def _store(
-    file: h5py.File, name: str, array: Any, axes: str, update: Callable[[int], object]
-) -> h5py.Group | h5py.Dataset:
+def _store(file: h5py.File, name: str, array: Any, axes: str) -> h5py.Group | h5py.Dataset:
     """Write one array, or a group in place of None."""
     if array is None:
         return file.require_group(name)
@@ -142,7 +123,7 @@ def _store(
     # the inverse of the order: for each axis of the file, which axis of the array it is
     shape = [int(array.shape[i]) for i in np.argsort(order)]
     dataset = allocate(file, name, shape, array.dtype, axes if ndim == 3 else None)
-    copy_into(dataset, array, order, update)
+    copy_into(dataset, array, order)
     return dataset
 
 
@@ -172,7 +153,10 @@ def _names_by_name(path: str, arrays: dict[str, Any], given: Any) -> dict[str, N
     """Return feature names by array: those given, else those that the array itself has."""
     names = {name: get_feature_names(a) for name, a in arrays.items() if a is not None}
     if given is not None and not isinstance(given, Mapping):
-        given = {_only_array_with_features(path, arrays): given}
+        raise H5DataError(
+            f"{path}: feature_names must say of which array they are, as {{'x': [...]}}, got "
+            f"{type(given).__name__}"
+        )
     for name, value in (given or {}).items():
         key = str(name).strip("/")
         if key not in names:
@@ -182,19 +166,6 @@ def _names_by_name(path: str, arrays: dict[str, Any], given: Any) -> dict[str, N
             )
         names[key] = check_names(value, arrays[key].shape, describe(path, key))
     return {name: value for name, value in names.items() if value is not None}
-
-
-def _only_array_with_features(path: str, arrays: dict[str, Any]) -> str:
-    """Return the name of the only array of three axes; raise H5DataError if it is not the only
-    one.
-    """
-    candidates = [name for name, a in arrays.items() if a is not None and len(a.shape) == 3]
-    if len(candidates) != 1:
-        raise H5DataError(
-            f"{path}: feature_names must say of which array they are, as {{'x': [...]}}, where "
-            f"{len(candidates)} arrays have three axes"
-        )
-    return candidates[0]
 
 
 def _as_array(value: Any, where: str) -> Any:
@@ -213,7 +184,8 @@ def _as_array(value: Any, where: str) -> Any:
         if isinstance(value, np.ma.MaskedArray):
             return plain_block(value, where)
         if all(hasattr(value, attribute) for attribute in ("shape", "dtype", "__getitem__")):
-            return with_read_dtype(value, where)
+            check_read_dtype(value, where)
+            return value
         return np.asarray(value)
     except H5DataError:
         raise
@@ -229,15 +201,17 @@ def _as_array(value: Any, where: str) -> Any:
 
 
 @contextlib.contextmanager
-def new_file(path: PathLike) -> Iterator[h5py.File]:
-    """Open a new HDF5 file that takes the place of ``path`` if no error occurs."""
+def new_file(path: PathLike, replace: bool = True) -> Iterator[h5py.File]:
+    """Open a new HDF5 file that takes the place of ``path`` if no error occurs, as
+    :func:`fluxutils_py.files.atomic_path` says.
+    """
     target = os.path.realpath(os.fsdecode(path))  # of a link, the file is replaced
     if os.path.isdir(target):
         raise H5DataError(f"{target}: this is a directory; give the name of a file")
     folder = os.path.dirname(target)
     if not os.path.isdir(folder):
         raise FileNotFoundError(f"{folder}: there is no such folder to write a file to")
-    with atomic_path(target) as new, h5py.File(new, "w", **ALIGN) as file:
+    with atomic_path(target, replace=replace) as new, h5py.File(new, "w", **ALIGN) as file:
         yield file
 
 
@@ -247,10 +221,9 @@ def allocate(
     shape: Sequence[int],
     dtype: DTypeLike,
     axes: str | None,
-    fill: float | None = None,
 ) -> h5py.Dataset:
-    """Create a contiguous dataset with its place in the file; it takes no room on the disk before
-    it is written.
+    """Create a contiguous dataset with its place in a new file; it reads as zeros, and takes no
+    room on the disk, before it is written.
 
     Parameters
     ----------
@@ -258,18 +231,12 @@ def allocate(
         Shape in the file.
     axes : str, optional
         Order of axes to note.
-    fill : number, optional
-        Write this number everywhere now. In a new file, unwritten parts read as zeros anyway,
-        except where HDF5 uses space again.
     """
     plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     plist.set_layout(h5py.h5d.CONTIGUOUS)
     # a map needs the offset of the data, which HDF5 otherwise chooses at the first write
     plist.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     plist.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-    if fill is not None:
-        plist.set_fill_time(h5py.h5d.FILL_TIME_ALLOC)
-        plist.set_fill_value(np.asarray(fill, dtype))
     h5_type = h5py.h5t.py_create(np.dtype(dtype), logical=True)
     space = h5py.h5s.create_simple(tuple(shape))
     group, _, leaf = f"/{name.strip('/')}".rpartition("/")
@@ -284,7 +251,6 @@ def copy_into(
     dataset: h5py.Dataset,
     source: Any,
     axes: Sequence[int],
-    update: Callable[[int], object],
     at: Sequence[int] | None = None,
 ) -> None:
     """Copy an array into a dataset block by block; either may be larger than memory.
@@ -295,56 +261,36 @@ def copy_into(
         Of shape (F, N, T); anything with ``shape`` that takes slices.
     axes : sequence of int
         The axis of the dataset for each axis of the source.
-    update : callable
-        Called with the number of bytes after each block.
     at : sequence of int, optional
         Index in the dataset at which to begin, along each axis of the source.
     """
     order = np.argsort(axes).tolist()  # which axis of the source each axis of the dataset is
     if at is None:
         at = [0] * len(axes)
-    for block in _blocks(source, dataset.dtype.itemsize, order[::-1]):
+    for block in _blocks(list(map(int, source.shape)), dataset.dtype.itemsize):
         part = source[block]
         if isinstance(source, H5Map):
             source.willneed(part)  # else its pages come one by one
         part = np.ascontiguousarray(plain_block(part).transpose(order), dataset.dtype)
         target = tuple(slice(at[i] + block[i].start, at[i] + block[i].stop) for i in order)
         dataset.write_direct(part, dest_sel=target)
-        update(part.nbytes)
 
 
-def _blocks(source: Any, itemsize: int, fast_first: Sequence[int]) -> Iterator[tuple[slice, ...]]:
-    """Cut a source into blocks that are long along the fastest axis of its memory and of the
-    dataset's.
+def _blocks(shape: Sequence[int], itemsize: int) -> Iterator[tuple[slice, ...]]:
+    """Cut a shape into blocks as close to cubes as the axes allow, so that runs are long in any
+    memory order.
     """
-    shape = [int(n) for n in source.shape]
     if 0 in shape:
         return
-    room = max(1, BLOCK_BYTES // itemsize)  # elements that the block may still grow by
-    size = [1] * len(shape)
-    if isinstance(source, np.ndarray):
-        fast = _fastest_axis(source)
-        size[fast] = min(shape[fast], max(1, RUN_BYTES // itemsize))
-        room //= size[fast]
-    for axis in fast_first:
-        more = min(-(-shape[axis] // size[axis]), max(1, room))
-        size[axis] = min(size[axis] * more, shape[axis])
-        room //= more
+    size = list(shape)
+    while math.prod(size) * itemsize > BLOCK_BYTES and max(size) > 1:
+        longest = size.index(max(size))
+        size[longest] = -(-size[longest] // 2)
     yield from product(*map(indbatch, shape, size))
-
-
-def _fastest_axis(array: np.ndarray) -> int:
-    # an axis of length 1 may have any stride, and 0 is that of a broadcast array
-    strides = [
-        abs(stride) if n > 1 and stride else np.inf
-        for n, stride in zip(array.shape, array.strides, strict=True)
-    ]
-    return int(np.argmin(strides))
 
 
 # -- room for an array -----------------------------------------------------------------------------
 
-LOCK = fcntl.LOCK_EX | fcntl.LOCK_NB
 LARGEST = 1 << 62  # bytes: HDF5 counts them in 64 bits, and wraps
 UNCREATABLE = "cannot be created ({}); give it another name, or make it smaller"
 
@@ -357,39 +303,30 @@ def h5create(
     axes: str = "TNF",
     *,
     exist_ok: bool = False,
-    overwrite: bool = False,
     sparse: bool = False,
 ) -> Any:
-    """Make room for an array of shape (F, N, T) in an HDF5 file, new or existing, and map it for
-    writing.
+    """Make an HDF5 file with room for an array of shape (F, N, T), and map it for writing.
 
     The dataset is contiguous, takes its room on the disk at once, and reads as zeros where it is
-    not written. Other datasets in the file, and maps of them, do not change.
+    not written. The file appears whole or not at all, also when the process is killed.
 
     Several processes may call it at the same time, such as the ranks of ``mpirun``, with the same
-    arguments and ``exist_ok=True``: one of them makes the dataset, and all of them map it. A new
-    file appears whole or not at all. What is added to an existing file is first written behind what
-    is there; then the few bytes that lead to it change, between two system calls. A process that is
-    killed thus leaves the file as it was or with the new dataset. (Where the power fails, the
-    system may have written some of these bytes only.)
+    arguments and ``exist_ok=True``: one of them makes the file, and all of them map it.
 
     Parameters
     ----------
     path : path-like
+        Of the new file, which holds this array alone.
     name : str
-        Name of the new dataset; missing groups are created.
+        Name of the dataset; missing groups are created.
     shape : sequence of int
     dtype : dtype
         Of real numbers.
     axes : str
         Order of three axes in the file, slowest first. ``"TNF"`` is the fast one for training.
     exist_ok : bool
-        If a dataset of that name, shape, type and order already exists, map that one with its
+        If there is a file with a dataset of that name, shape and type, map that one with its
         numbers, so that a script can run a second time.
-    overwrite : bool
-        If something of that name already exists, replace it by a new dataset. Maps of the old one
-        keep its numbers; its room in the file is not used again (``h5repack`` gives it back).
-        Together with ``exist_ok``, replace only datasets that do not fit.
     sparse : bool
         Take room on the disk only where the map is written. If the disk is full then, the system
         kills the process (SIGBUS), with no error to catch.
@@ -402,8 +339,8 @@ def h5create(
     Raises
     ------
     H5DataError
-        If something of that name already exists, if there can be no such array, if the disk has no
-        room for it, or if the file is open elsewhere. The file then does not change.
+        If the file already exists, and not with such a dataset, if there can be no such array, or
+        if the disk has no room for it.
 
     Examples
     --------
@@ -415,34 +352,39 @@ def h5create(
     """
     path = check_path(path)
     check_name(path, name)
-    new = _check_new(path, name, shape, dtype, axes)
-    remove_leftovers(os.path.realpath(path))
-    with wrap_h5_errors(describe(path, name), UNCREATABLE):
-        if not os.path.exists(path):
-            # if another process makes the file first, that one's is what this process opens
-            exist_ok = True
-            with (
-                contextlib.suppress(FileExistsError),
-                atomic_path(path, replace=False) as temporary,
-                open(temporary, "r+b") as file,
-            ):
-                _add_dataset(file.fileno(), path, new, sparse)
-        # reading is possible while others read
-        if not _can_keep(path, new, exist_ok, overwrite):
-            with _locked_file(path) as descriptor:
-                # another process may have added it since
-                if not _can_keep(path, new, exist_ok, overwrite, locking=False):
-                    _add_dataset(descriptor, path, new, sparse)
-    return h5mmap(path, name, mode="r+")
-
-
-# name, shape in the file, type, and order of axes: what allocate() takes
-NewDataset = tuple[str, Shape, np.dtype, str | None]
-
-
-def _check_new(path: str, name: str, shape: Any, dtype: DTypeLike, axes: str) -> NewDataset:
-    """Check that there can be an array of real numbers of that shape and type."""
     where = describe(path, name)
+    sizes, numpy_type = _check_array(where, shape, dtype)
+    in_file = [sizes[i] for i in np.argsort(check_axes(axes, len(sizes), where))]
+    if not os.path.exists(path):
+        # if another process makes the file first, that one's is what this process maps
+        exist_ok = True
+        with (
+            wrap_h5_errors(where, UNCREATABLE),
+            contextlib.suppress(FileExistsError),
+            new_file(path, replace=False) as file,
+        ):
+            noted = axes if len(sizes) == 3 else None
+            dataset = allocate(file, name, in_file, numpy_type, noted)
+            file.flush()  # the file is as long then
+            if not sparse:
+                offset = dataset.id.get_offset() or 0
+                take_room(file.id.get_vfd_handle(), offset, dataset.nbytes, where)
+    if not exist_ok:
+        raise H5DataError(
+            f"{where} cannot be created: the file exists already; give the array a file of its "
+            "own, or pass exist_ok=True to write to one that the file has"
+        )
+    array = h5mmap(path, name, mode="r+")
+    if (array.shape, array.dtype) != (sizes, numpy_type):
+        raise H5DataError(
+            f"{where} exists already with shape {array.shape} of {array.dtype}, in place of "
+            f"{sizes} of {numpy_type}; give the array a file of its own, or remove that one"
+        )
+    return array
+
+
+def _check_array(where: str, shape: Any, dtype: DTypeLike) -> tuple[Shape, np.dtype]:
+    """Check that there can be an array of real numbers of that shape and type."""
     try:
         sizes = tuple(check_integer("", n, 0) for n in shape)
         numpy_type = np.dtype(dtype)
@@ -451,159 +393,13 @@ def _check_new(path: str, name: str, shape: Any, dtype: DTypeLike, axes: str) ->
             f"{where}: shape and dtype must be those of an array, as (1, 37, 100) and 'float32', "
             f"got {shape!r} and {dtype!r}"
         ) from error
-    order = np.argsort(check_axes(axes, len(sizes), where))
     n_bytes = math.prod(sizes) * numpy_type.itemsize
     if numpy_type.kind not in "fiub" or not sizes or max(n_bytes, *sizes) > LARGEST:
         raise H5DataError(
             f"{where}: there can be no array of shape {sizes} of {numpy_type} in a file; expected "
             "real numbers, one axis or more, and less than 2**62 bytes"
         )
-    return name, tuple(sizes[i] for i in order), numpy_type, axes if len(sizes) == 3 else None
-
-
-@contextlib.contextmanager
-def _locked_file(path: str) -> Iterator[int]:
-    """Open a file for writing, and lock it as HDF5 does, until the block ends.
-
-    Raises
-    ------
-    H5DataError
-        If it is open elsewhere, and not closed soon.
-    """
-    while True:
-        with open(path, "r+b") as file:
-            descriptor = file.fileno()
-            try:
-                wait_for_lock(partial(fcntl.flock, descriptor, LOCK), path)
-            except H5DataError:
-                if os.environ.get("HDF5_USE_FILE_LOCKING", "").upper() != "FALSE":
-                    raise
-            except OSError:  # a file system without locks
-                pass
-            # unless another file has taken its place
-            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
-                yield descriptor
-                return
-
-
-def _can_keep(path: str, new: NewDataset, exist_ok: bool, overwrite: bool, **options: Any) -> bool:
-    """Whether the file has a dataset that can be used in place of a new one.
-
-    Raises
-    ------
-    H5DataError
-        If it has one of that name that can be neither used nor replaced.
-    """
-    name = new[0]
-    with contextlib.closing(open_file(path, **options)) as file:
-        if not _name_exists(file, name):
-            return False
-        problem = "to write to it pass exist_ok=True or use h5mmap(path, name, mode='r+')"
-        if exist_ok:
-            problem = _describe_misfit(find_dataset(file, path, name), new)
-        if problem and not overwrite:
-            raise H5DataError(
-                f"{describe(path, name)} exists already; {problem}; pass overwrite=True to put a "
-                "new one in its place"
-            )
-        return not problem
-
-
-class _Changes(io.RawIOBase):
-    """A file for HDF5 to change, whose changes stay in memory until they are applied."""
-
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
-        self.size = os.fstat(descriptor).st_size
-        self.place = 0
-        self.blocks: dict[int, bytes] = {}  # by their place, the newest last
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self.place = offset + (0, self.place, self.size)[whence]
-        return self.place
-
-    def tell(self) -> int:
-        return self.place
-
-    def readinto(self, buffer: Any) -> int:
-        view = memoryview(buffer).cast("B")
-        n_read = os.preadv(self.descriptor, [view], self.place)
-        view[n_read:] = bytes(len(view) - n_read)
-        for at, block in self.blocks.items():
-            start = max(at, self.place)
-            stop = min(at + len(block), self.place + len(view))
-            if start < stop:
-                view[start - self.place : stop - self.place] = block[start - at : stop - at]
-        self.place += len(view)
-        return len(view)
-
-    def write(self, data: Any) -> int:
-        self.blocks.pop(self.place, None)  # to be the newest
-        self.blocks[self.place] = bytes(data)
-        self.place += len(data)
-        self.size = max(self.size, self.place)
-        return len(data)
-
-    def truncate(self, size: int | None = None) -> int:
-        self.size = self.place if size is None else size
-        return self.size
-
-    def append(self, end: int) -> None:
-        """Write what is behind the end of what the file uses, which changes nothing for readers."""
-        for at, block in self.blocks.items():
-            new = block[max(0, end - at) :]
-            if new:
-                os.pwrite(self.descriptor, new, at + len(block) - len(new))
-        os.fsync(self.descriptor)
-
-    def patch(self, end: int) -> None:
-        """Write what is before that end, all of it between two system calls."""
-        old = {at: block[: end - at] for at, block in self.blocks.items() if at < end}
-        if not old:
-            return
-        first = min(old) // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
-        places = [np.arange(at, at + len(block)) - first for at, block in old.items()]
-        stop = max(at + len(block) for at, block in old.items())
-        with mmap.mmap(self.descriptor, stop - first, offset=first) as memory:
-            view = np.frombuffer(memory, "u1")
-            view[np.concatenate(places)] = np.frombuffer(b"".join(old.values()), "u1")
-            del view
-            memory.flush()
-
-
-def _add_dataset(descriptor: int, path: str, new: NewDataset, sparse: bool) -> None:
-    """Create the dataset in an open file, in place of what has its name."""
-    name = new[0]
-    changes = _Changes(descriptor)
-    end = changes.size
-    with h5py.File(changes, "r+" if end else "w", **ALIGN) as file:
-        if end:
-            file.flush()
-            end = changes.size  # HDF5 cuts off what a process that was killed has left
-        # while that is open, its room is not used again: maps of it keep its numbers
-        replaced = None
-        if _name_exists(file, name):
-            with contextlib.suppress(KeyError, OSError):  # a link that leads nowhere
-                replaced = file[name]
-            del file[name]
-        dataset = allocate(file, *new)
-        n_bytes = int(dataset.nbytes)
-        offset = dataset.id.get_offset() or 0
-        file.flush()
-        del replaced
-    try:
-        os.ftruncate(descriptor, end)
-        # of a file that keeps a list of what is free, which may hold any numbers
-        for at in range(offset, min(offset + n_bytes, end), BLOCK_BYTES):
-            os.pwrite(descriptor, bytes(min(BLOCK_BYTES, offset + n_bytes - at)), at)
-        os.ftruncate(descriptor, changes.size)
-        if not sparse:
-            take_room(descriptor, offset, n_bytes, describe(path, name))
-        changes.append(end)
-    except BaseException:
-        os.ftruncate(descriptor, end)
-        raise
-    changes.patch(end)
+    return sizes, numpy_type
 
 
 def take_room(descriptor: int, offset: int, n_bytes: int, where: str) -> None:
@@ -621,29 +417,3 @@ def take_room(descriptor: int, offset: int, n_bytes: int, where: str) -> None:
                 f"({error.strerror}); make room, or pass sparse=True to take room only where it is "
                 "written"
             ) from error
-        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENODEV):
-            raise
-
-
-def _name_exists(file: h5py.File, name: str) -> bool:
-    """Whether something has that name, be it a link that leads nowhere."""
-    # `name in file` is false for a link that leads nowhere, whose name is taken all the same
-    try:
-        return file.get(name, getlink=True) is not None
-    except (OSError, RuntimeError, ValueError):
-        return name in file
-
-
-def _describe_misfit(dataset: h5py.Dataset, new: NewDataset) -> str:
-    """Return why a dataset cannot be used instead of a new one; an empty text if it can."""
-    wanted = new[1:]
-    axes = wanted[-1] and dataset.attrs.get("axes")
-    present = (dataset.shape, numpy_dtype(dataset), axes)
-    if present != wanted:
-        shown = [
-            f"shape {shape} of {dtype} in the order {axes}"
-            for shape, dtype, axes in (present, wanted)
-        ]
-        return f"it has, in the file, {shown[0]} in place of {shown[1]}"
-    reason = unmappable_reason(dataset)
-    return f"it cannot be written to in place, as it {reason}" if reason else ""

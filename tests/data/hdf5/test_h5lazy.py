@@ -101,7 +101,7 @@ def test_slices_of_a_lazy_array_keep_the_names_of_their_features(tmp_path):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         dataset = file.create_dataset("x", data=X, chunks=True)
         dataset.attrs.update({"axes": "FNT", "feature_names": list("abc")})
-    h5save(tmp_path / "b.h5", {"x": X}, feature_names=list("abc"))
+    h5save(tmp_path / "b.h5", {"x": X}, feature_names={"x": list("abc")})
     for name in "ab":
         x = h5mmap(tmp_path / f"{name}.h5", "x")
         assert x[1:, :4].feature_names == x[1:][..., :2].feature_names == ("b", "c")

@@ -296,7 +296,7 @@ def test_created_but_never_written(tmp_path):
     assert "it was created but never written" in error(
         tmp_path / "a.h5", "x", "TNF", fallback="error"
     )
-    assert_map(h5create(tmp_path / "a.h5", "out", (F, N, T)), np.zeros(SHAPE, "f4"))
+    assert_map(h5create(tmp_path / "b.h5", "out", (F, N, T)), np.zeros(SHAPE, "f4"))
 
 
 def test_file_systems_that_cannot_map(tmp_path, monkeypatch):

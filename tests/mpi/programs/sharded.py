@@ -267,9 +267,8 @@ def results(counts, rank=None, folder=None):
         SequenceScaler().fit(task.x, None, task.weight, **task.how),
     )
     winsor, imputer = WinsorScaler().fit(gaps, **task.how), SequenceImputer().fit(gaps, **task.how)
-    more = SequenceScaler().fit(gaps, **task.how).partial_fit(task.x, **task.how)
     found["scaled"] = np.concatenate(
-        [v for s in (*scalers, more) for v in (s.mean_, s.var_, s.n_samples_seen_)]
+        [v for s in scalers for v in (s.mean_, s.var_, s.n_samples_seen_)]
     )
     found["winsorised"] = np.concatenate(
         [winsor.lower_, winsor.upper_, winsor.mean_, winsor.scale_]

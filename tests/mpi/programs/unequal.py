@@ -218,7 +218,6 @@ def main(folder):
         return Checkpointer(folder / "never", trigger=trigger)
 
     weight = np.ones((7, 11))
-    earlier = SequenceScaler().fit(x)
     cases = {
         name: (lambda name=name, pair=pair: estimator(**{name: pair[RANK % 2]}).fit(x, y))
         for name, pair in SETTINGS.items()
@@ -255,9 +254,6 @@ def main(folder):
             x, None, weight if RANK else None, sharded=True
         ),
         "features of a scaler": lambda: SequenceScaler().fit(x[: 2 + RANK], sharded=True),
-        "earlier data of a scaler": lambda: (earlier if RANK else SequenceScaler()).partial_fit(
-            x, sharded=True
-        ),
         "features of a winsor scaler": lambda: WinsorScaler().fit(x[: 2 + RANK], sharded=True),
         "different transformers": lambda: (WinsorScaler() if RANK else SequenceScaler()).fit(
             x, sharded=True
