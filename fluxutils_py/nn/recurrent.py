@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.nn.kernels.modules import is_intercepted, run_module
 from fluxutils_py.nn.kernels.recurrence import State
-from fluxutils_py.nn.precision import as_float32, computes_recurrence, without_autocast
+from fluxutils_py.nn.precision import as_float32, without_autocast
 
 TORCH_LAYERS = (nn.RNNBase, nn.RNNCellBase)  # made once: a union takes longer to make than to ask
 _BATCH_DIMS = {nn.LSTM: 1, nn.GRU: 1, nn.RNN: 1}  # of the states of the commonest modules
@@ -280,7 +280,8 @@ class Recur(nn.Module):
             # a module's own way takes a microsecond, at every step
             y, self.__dict__["state"] = result
             return y
-        if torch.is_autocast_enabled("cpu") and not computes_recurrence(self.module, x):
+        if torch.is_autocast_enabled("cpu") and x.is_cpu:
+            # torch computes most recurrent layers in bfloat16 on the CPU slowly, or not at all
             self.state = None if self.state is None else map_state(as_float32, self.state)
             with without_autocast(x.device):
                 return self._run_module(as_float32(x))
