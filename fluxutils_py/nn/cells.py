@@ -16,9 +16,8 @@ from fluxutils_py.nn.kernels.modules import run_cell
 from fluxutils_py.nn.kernels.recurrence import Cell, State
 from fluxutils_py.nn.precision import as_float32, without_autocast
 from fluxutils_py.nn.recurrent import Recur
-from fluxutils_py.nn.sizes import check_probability
+from fluxutils_py.nn.sizes import check_probability, set_sizes
 from fluxutils_py.tree import tree_map
-from fluxutils_py.validation import check_integer
 
 __all__ = ["FLSTMCell", "HFGRUCell", "MGUCell", "SGRUCell", "SMGUCell"]
 
@@ -49,16 +48,16 @@ def gru_step(of_x: Tensor, of_h: Tensor, h: Tensor) -> Tensor:
     return (1 - z) * n + z * h
 
 
-def _state_gated(cell: _Cell, x: Tensor, h: Tensor) -> Tensor:
+def _state_gated(cell: _Cell, x: Tensor, state: Any) -> Tensor:
     """Gates that see the state alone: two of them, or one for both purposes."""
     n_blocks = cell.h_blocks
-    *h_gates, hn = F.linear(h, cell.weight_hh).chunk(n_blocks, 1)
+    *h_gates, hn = F.linear(state, cell.weight_hh).chunk(n_blocks, 1)
     *biases, bn = cell.bias.chunk(n_blocks)
     gates = [psigmoid(gate + b) for gate, b in zip(h_gates, biases, strict=True)]
     r = gates[0]
     z = gates[-1]  # the same one where there is one for both
     n = ptanh(F.linear(x, cell.weight_ih, bn) + r * hn)
-    return (1 - z) * n + z * h
+    return (1 - z) * n + z * state
 
 
 # -- cells -----------------------------------------------------------------------------------------
@@ -362,6 +361,9 @@ class _CellLayer(Recur):
     """A Recur around a stack of cells that it builds itself."""
 
     cell: Callable[..., _Cell]
+    n_in: int
+    n_out: int
+    num_layers: int
 
     def __init__(
         self,
@@ -371,18 +373,12 @@ class _CellLayer(Recur):
         dropout: float = 0.0,
         trainable_init: bool = False,
     ) -> None:
-        # as Python's integers: torch refuses those of NumPy
-        n_in = operator.index(n_in)
-        n_out = operator.index(n_out)
-        num_layers = check_integer("num_layers", num_layers, 1)
-        dropout = check_probability(self, "dropout", dropout)
+        set_sizes(self, n_in=n_in, n_out=n_out, num_layers=num_layers)
+        self.dropout = check_probability(self, "dropout", dropout)
         # each cell but the first reads the outputs of the one before
-        cells = [self._make(n_out if k else n_in, n_out) for k in range(num_layers)]
-        super().__init__(CellStack(cells, dropout), trainable_init)
-        self.n_in = n_in
-        self.n_out = n_out
-        self.num_layers = num_layers
-        self.dropout = dropout
+        sizes = [self.n_in] + [self.n_out] * (self.num_layers - 1)
+        cells = [self._make(size, self.n_out) for size in sizes]
+        super().__init__(CellStack(cells, self.dropout), trainable_init)
 
     def _make(self, n_in: int, n_out: int) -> _Cell:
         return self.cell(n_in, n_out)
