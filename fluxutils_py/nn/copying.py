@@ -73,14 +73,16 @@ def _copy_modules(module: nn.Module, made: dict[int, nn.Module]) -> nn.Module:
     if id(module) in made:  # a module that stands in several places
         return made[id(module)]
     twin = made[id(module)] = object.__new__(type(module))
-    twin.__dict__.update(vars(module), training=False)
-    twin.__dict__.pop("_compiled_call_impl", None)  # it calls the original
+    content: dict[str, Any] = {**vars(module), "training": False}
+    content.pop("_compiled_call_impl", None)  # it calls the original
     for name in ("_parameters", "_buffers", "_modules"):
-        twin.__dict__[name] = vars(module)[name].copy()
+        content[name] = content[name].copy()
     # not named_children, which leaves out None and shows a module used twice once
-    for name, child in twin._modules.items():
+    children = content["_modules"]
+    for name, child in children.items():
         if child is not None:
-            twin._modules[name] = _copy_modules(child, made)
+            children[name] = _copy_modules(child, made)
+    twin.__dict__.update(content)
     if isinstance(twin, Recur):
         twin.reset()
     return twin
