@@ -202,16 +202,7 @@ class _Kernels(nn.Module):
             if library is not None:
                 return self._native(library, x, state, None)
             for block in self._blocks(x):
-                past, t, counts, weighted = state
-                both = torch.cat([past, block])
-                hits = self.hits(both).to(torch.float64)
-                numbers = self._numbers(t, block)
-                state = (
-                    both[len(block) :].clone(),
-                    t + len(block),
-                    counts + hits.sum(0, keepdim=True),
-                    weighted + (hits * numbers).sum(0, keepdim=True),
-                )
+                _, state = self._pool_each_step(block, state)
         return state
 
     def _library(self, x: Tensor, state: State) -> Library | None:
@@ -253,20 +244,16 @@ class _Kernels(nn.Module):
         most = max(1, BLOCK // (x.shape[1] * len(self.biases)))
         return [x[start : start + most] for start in range(0, len(x), most)]
 
-    @staticmethod
-    def _numbers(t: Tensor, x: Tensor) -> Tensor:
-        """Return the numbers of the steps of ``x``, (S, B, 1), from 1."""
-        steps = torch.arange(1, len(x) + 1, dtype=torch.float64, device=x.device)
-        return t.to(torch.float64) + steps[:, None, None]
-
     def _pool_each_step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         past, t, counts, weighted = state
         both = torch.cat([past, x])
         hits = self.hits(both).to(torch.float64)
-        numbers = self._numbers(t, x)
+        # of the steps, (S, B, 1), from 1
+        steps = torch.arange(1, len(x) + 1, dtype=torch.float64, device=x.device)
+        numbers = t.to(torch.float64) + steps[:, None, None]
         so_far = counts + hits.cumsum(0)
         weighted_so_far = weighted + (hits * numbers).cumsum(0)
-        y = pooled(numbers, so_far, weighted_so_far, x.dtype)
+        y = torch.cat([so_far / numbers, 2 * weighted_so_far / numbers.square()], -1).to(x.dtype)
         # clones, because views would keep the whole window in memory
         state = (
             both[len(x) :].clone(),
@@ -275,12 +262,6 @@ class _Kernels(nn.Module):
             weighted_so_far[-1:].clone(),
         )
         return y, state
-
-
-def pooled(t: Tensor, counts: Tensor, weighted: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the two features of each bias, (..., 2 biases); zeros before the first step."""
-    t = t.clamp(min=1)
-    return torch.cat([counts / t, 2 * weighted / t.square()], -1).to(dtype)
 
 
 class CausalKernels(Recur):
@@ -323,7 +304,7 @@ class CausalKernels(Recur):
     was above the bias, the second half ``2 sum(t hit) / t ** 2``: below the share if hits came
     early, above it if they came late. Inputs before the start are zeros. The layer has no
     parameters and no gradient: train a head on its outputs. :meth:`advance` moves the state on
-    without the outputs, and :meth:`features` returns them at the step that was reached.
+    without the outputs.
 
     The kernels have nine taps, three of which weigh 2 and six -1, and up to 32 dilations; each adds
     up a random subset of the inputs, drawn from torch's generator by the constructor. Convolutions,
@@ -437,13 +418,6 @@ class CausalKernels(Recur):
         if state is not None:
             self._check_batch(state, x.shape[1])
         self.state = self.module.advance(x, state)
-
-    def features(self) -> Tensor:
-        """Return the outputs (B, n_out) at the last step of the state."""
-        if self.state is None:
-            raise RuntimeError("CausalKernels has no features before its first step")
-        past, t, counts, weighted = self.state
-        return pooled(t, counts, weighted, past.dtype)[0]
 
     def extra_repr(self) -> str:
         return f"{self.n_in}, {self.length}, size={self.size}"

@@ -1,4 +1,4 @@
-"""Recurrent cells of FluxUtils.jl, with fast passes over whole windows, and layers of them."""
+"""Recurrent cells of FluxUtils.jl, and layers of them."""
 
 from __future__ import annotations
 
@@ -13,18 +13,15 @@ from torch import Tensor, nn
 
 from fluxutils_py.nn.activations import psigmoid, ptanh
 from fluxutils_py.nn.kernels.modules import run_cell
-from fluxutils_py.nn.kernels.recurrence import LSTM, Cell, Formula, State
+from fluxutils_py.nn.kernels.recurrence import Cell, State
 from fluxutils_py.nn.precision import as_float32, without_autocast
 from fluxutils_py.nn.recurrent import Recur
-from fluxutils_py.nn.scan import scan_gru, scan_lstm
-from fluxutils_py.nn.sizes import check_probability
+from fluxutils_py.nn.sizes import check_probability, set_sizes
 from fluxutils_py.tree import tree_map
-from fluxutils_py.validation import check_integer
 
 __all__ = ["FLSTMCell", "HFGRUCell", "MGUCell", "SGRUCell", "SMGUCell"]
 
 Activation = Callable[[Tensor], Tensor]
-States = tuple[Tensor, ...]
 
 # -- formulas of one step --------------------------------------------------------------------------
 
@@ -51,57 +48,16 @@ def gru_step(of_x: Tensor, of_h: Tensor, h: Tensor) -> Tensor:
     return (1 - z) * n + z * h
 
 
-# a float, because kernels and formulas share the form of a cell, which is alpha elsewhere
-def _activations(exact: float) -> tuple[Activation, Activation]:
-    return (torch.sigmoid, torch.tanh) if exact else (psigmoid, ptanh)
-
-
-def _flstm(
-    x: Tensor, state: States, w_x: Tensor, w_h: Tensor, b_x: None, bias: Tensor, exact: float
-) -> States:
-    h, c = state
-    gates = F.linear(x, w_x, bias) + F.linear(h, w_h)
-    return lstm_step(gates, c, *_activations(exact))
-
-
-def _state_gated(
-    x: Tensor, state: States, w_x: Tensor, w_h: Tensor, b_x: None, bias: Tensor, exact: float
-) -> States:
+def _state_gated(cell: _Cell, x: Tensor, state: Any) -> Tensor:
     """Gates that see the state alone: two of them, or one for both purposes."""
-    sigmoid, tanh = _activations(exact)
-    (h,) = state
-    n_blocks = w_h.shape[0] // h.shape[1]
-    *h_gates, hn = F.linear(h, w_h).chunk(n_blocks, 1)
-    *biases, bn = bias.chunk(n_blocks)
-    gates = [sigmoid(gate + b) for gate, b in zip(h_gates, biases, strict=True)]
+    n_blocks = cell.h_blocks
+    *h_gates, hn = F.linear(state, cell.weight_hh).chunk(n_blocks, 1)
+    *biases, bn = cell.bias.chunk(n_blocks)
+    gates = [psigmoid(gate + b) for gate, b in zip(h_gates, biases, strict=True)]
     r = gates[0]
     z = gates[-1]  # the same one where there is one for both
-    n = tanh(F.linear(x, w_x, bn) + r * hn)
-    return ((1 - z) * n + z * h,)
-
-
-def _mgu(
-    x: Tensor, state: States, w_x: Tensor, w_h: Tensor, b_x: None, bias: Tensor, exact: float
-) -> States:
-    sigmoid, tanh = _activations(exact)
-    (h,) = state
-    xz, xn = F.linear(x, w_x, bias).chunk(2, 1)
-    hz, hn = F.linear(h, w_h).chunk(2, 1)
-    z = sigmoid(xz + hz)
-    n = tanh(xn + z * hn)
-    return ((1 - z) * n + z * h,)
-
-
-def _hfgru(
-    x: Tensor, state: States, w_x: Tensor, w_h: Tensor, b_x: None, bias: Tensor, alpha: float
-) -> States:
-    (h,) = state
-    xr, xz, xn = F.linear(x, w_x, bias).chunk(3, 1)
-    hr, hz, hn = F.linear(h, w_h).chunk(3, 1)
-    r = torch.sigmoid(xr + hr)
-    z = alpha * torch.sigmoid(xz + hz)
-    n = torch.tanh(xn + r * hn)
-    return (z * n + (1 - z) * h,)
+    n = ptanh(F.linear(x, cell.weight_ih, bn) + r * hn)
+    return (1 - z) * n + z * state
 
 
 # -- cells -----------------------------------------------------------------------------------------
@@ -114,9 +70,9 @@ class _Cell(nn.Module):
     h_blocks: ClassVar[int]  # in weight_hh
     n_states: ClassVar[int] = 1
     kernel: ClassVar[int]  # number of the native kernel
-    formula: ClassVar[Formula]  # of a step: the new state, which starts with the output
+    form: float = 0.0  # the number that the formula depends on, besides its tensors
 
-    def __init__(self, n_in: int, n_out: int, exact: bool = False) -> None:
+    def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__()
         # torch refuses NumPy's integers
         self.n_in = n_in = operator.index(n_in)
@@ -127,7 +83,10 @@ class _Cell(nn.Module):
         self.weight_hh = nn.Parameter(torch.empty(h_rows, n_out))
         self.bias = nn.Parameter(torch.empty(h_rows))
         self.reset_parameters()
-        self.exact = exact
+
+    def formula(self, x: Tensor, state: Any) -> State:
+        """Compute one step with torch: the new state, whose first tensor is the output."""
+        raise NotImplementedError
 
     def reset_parameters(self) -> None:
         """Draw new parameters from torch's generator."""
@@ -152,38 +111,30 @@ class _Cell(nn.Module):
         result = self.by_kernel(x, state)
         if result is not None:
             return result
-        if state is None:
-            state = self.zero_state(x)
-        states = (state,) if isinstance(state, Tensor) else state
-        after = self.formula(x, states, self.weight_ih, self.weight_hh, None, self.bias, self.form)
-        y = after[0]
-        # as Recur expects it: one tensor is not in a tuple
-        return y, y if self.n_states == 1 else after
+        after = self.formula(x, self.zero_state(x) if state is None else state)
+        return after if isinstance(after, Tensor) else after[0], after
 
     def window(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """Compute all steps of ``x`` (S, B, n_in): the outputs (S, B, H) and the last state.
-
-        Differentiable twice where the native kernels compute it, else once.
-        """
+        """Compute all steps of ``x`` (S, B, n_in): the outputs (S, B, H) and the last state."""
         result = self.by_kernel(x, state)
         if result is not None:
             return result
-        # without autocast, which would mix types in the scans
+        # without autocast, under which a state of zeros is of another type than the next
         with without_autocast(x.device):
             x = as_float32(x)
             state = tree_map(as_float32, state)
-            return self._scan(x, self.zero_state(x) if state is None else state)
-
-    def _scan(self, x: Tensor, state: Any) -> tuple[Tensor, State]:
-        """Compute ``window`` without the native kernels."""
-        # the shapes of the weights tell which of the relatives of the GRU it is
-        return scan_gru(x, state, self.weight_ih, self.weight_hh, self.bias, exact=self.exact)
+            ys = []
+            for step in x.unbind():
+                y, state = self(step, state)
+                ys.append(y)
+        assert state is not None
+        return torch.stack(ys), state
 
     def by_kernel(self, x: Tensor, state: State | None) -> tuple[Tensor, State] | None:
         """Compute a step (B, n_in) or a window (S, B, n_in) by the native kernels; None where they
         do not apply.
         """
-        kernel = Cell(self.kernel, self.n_states, self.x_blocks, self.h_blocks, self.formula)
+        kernel = Cell(self.kernel, self.n_states, self.x_blocks, self.h_blocks)
         parameters = self._parameters
         bias = parameters.get("bias")
         if bias is None:  # it is computed, such as under torch's parametrizations
@@ -191,13 +142,8 @@ class _Cell(nn.Module):
         weights = (parameters.get("weight_ih"), parameters.get("weight_hh"), None, bias)
         return run_cell(self, kernel, x, state, weights, self.form)
 
-    @property
-    def form(self) -> float:
-        """Return the number that the formula depends on, besides its tensors."""
-        return float(self.exact)
-
     def extra_repr(self) -> str:
-        return f"{self.n_in}, {self.n_out}" + (", exact=True" if self.exact else "")
+        return f"{self.n_in}, {self.n_out}"
 
 
 class FLSTMCell(_Cell):
@@ -210,8 +156,6 @@ class FLSTMCell(_Cell):
     ----------
     n_in, n_out : int
         Features of the input, units H.
-    exact : bool
-        Use the exact sigmoid and tanh instead of ``psigmoid`` and ``ptanh``.
 
     Attributes
     ----------
@@ -237,29 +181,18 @@ class FLSTMCell(_Cell):
 
     x_blocks = h_blocks = 4
     n_states = 2
-    formula = staticmethod(_flstm)
+    kernel = 4
 
-    # of an instance, because it depends on the activations
-    @property
-    def kernel(self) -> int:  # type: ignore[override]
-        return LSTM.number if self.exact else 4
+    def formula(self, x: Tensor, state: Any) -> State:
+        h, c = state
+        gates = F.linear(x, self.weight_ih, self.bias) + F.linear(h, self.weight_hh)
+        return lstm_step(gates, c, psigmoid, ptanh)
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
         _glorot_(self.bias)
         with torch.no_grad():
             self.bias[self.n_out : 2 * self.n_out] = 1  # to remember, at first
-
-    def _scan(self, x: Tensor, state: Any) -> tuple[Tensor, State]:
-        if not self.exact:
-            h, c = state
-            y, h, c = scan_lstm(x, h, c, self.weight_ih, self.weight_hh, self.bias)
-            return y, (h, c)
-        ys = []  # nn.LSTM computes the same, and is faster than any scan here
-        for step in x.unbind():
-            out, state = self(step, state)
-            ys.append(out)
-        return torch.stack(ys), state
 
 
 class SGRUCell(_Cell):
@@ -275,7 +208,7 @@ class SGRUCell(_Cell):
     x_blocks = 1
     h_blocks = 3
     kernel = 5
-    formula = staticmethod(_state_gated)
+    formula = _state_gated
 
 
 class MGUCell(_Cell):
@@ -290,7 +223,13 @@ class MGUCell(_Cell):
     x_blocks = 2
     h_blocks = 2
     kernel = 6
-    formula = staticmethod(_mgu)
+
+    def formula(self, x: Tensor, state: Any) -> Tensor:
+        xz, xn = F.linear(x, self.weight_ih, self.bias).chunk(2, 1)
+        hz, hn = F.linear(state, self.weight_hh).chunk(2, 1)
+        z = psigmoid(xz + hz)
+        n = ptanh(xn + z * hn)
+        return (1 - z) * n + z * state
 
 
 class SMGUCell(_Cell):
@@ -305,7 +244,7 @@ class SMGUCell(_Cell):
     x_blocks = 1
     h_blocks = 2
     kernel = 7
-    formula = staticmethod(_state_gated)
+    formula = _state_gated
 
 
 class HFGRUCell(_Cell):
@@ -330,23 +269,25 @@ class HFGRUCell(_Cell):
     x_blocks = 3
     h_blocks = 3
     kernel = 8
-    formula = staticmethod(_hfgru)
 
     def __init__(self, n_in: int, n_out: int, alpha: float = 1.0) -> None:
-        super().__init__(n_in, n_out, exact=True)
+        super().__init__(n_in, n_out)
         self.alpha = float(alpha)
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
         _glorot_(self.bias)  # after the weights: the order of the draws is part of a seed's result
 
-    def _scan(self, x: Tensor, state: Any) -> tuple[Tensor, State]:
-        weights = (self.weight_ih, self.weight_hh, self.bias)
-        # z weighs the candidate here, and the state in the other cells
-        return scan_gru(x, state, *weights, exact=True, reverse=True, alpha=self.alpha)
+    def formula(self, x: Tensor, state: Any) -> Tensor:
+        xr, xz, xn = F.linear(x, self.weight_ih, self.bias).chunk(3, 1)
+        hr, hz, hn = F.linear(state, self.weight_hh).chunk(3, 1)
+        r = torch.sigmoid(xr + hr)
+        z = self.alpha * torch.sigmoid(xz + hz)
+        n = torch.tanh(xn + r * hn)
+        return z * n + (1 - z) * state
 
     @property
-    def form(self) -> float:
+    def form(self) -> float:  # type: ignore[override]
         return self.alpha
 
     def extra_repr(self) -> str:
@@ -420,6 +361,9 @@ class _CellLayer(Recur):
     """A Recur around a stack of cells that it builds itself."""
 
     cell: Callable[..., _Cell]
+    n_in: int
+    n_out: int
+    num_layers: int
 
     def __init__(
         self,
@@ -429,18 +373,12 @@ class _CellLayer(Recur):
         dropout: float = 0.0,
         trainable_init: bool = False,
     ) -> None:
-        # as Python's integers: torch refuses those of NumPy
-        n_in = operator.index(n_in)
-        n_out = operator.index(n_out)
-        num_layers = check_integer("num_layers", num_layers, 1)
-        dropout = check_probability(self, "dropout", dropout)
+        set_sizes(self, n_in=n_in, n_out=n_out, num_layers=num_layers)
+        self.dropout = check_probability(self, "dropout", dropout)
         # each cell but the first reads the outputs of the one before
-        cells = [self._make(n_out if k else n_in, n_out) for k in range(num_layers)]
-        super().__init__(CellStack(cells, dropout), trainable_init)
-        self.n_in = n_in
-        self.n_out = n_out
-        self.num_layers = num_layers
-        self.dropout = dropout
+        sizes = [self.n_in] + [self.n_out] * (self.num_layers - 1)
+        cells = [self._make(size, self.n_out) for size in sizes]
+        super().__init__(CellStack(cells, self.dropout), trainable_init)
 
     def _make(self, n_in: int, n_out: int) -> _Cell:
         return self.cell(n_in, n_out)
@@ -463,9 +401,9 @@ class FLSTM(_CellLayer):
     Notes
     -----
     Takes ``(B, n_in)`` or ``(S, B, n_in)`` and returns ``(B, n_out)`` or ``(S, B, n_out)``; the
-    state is carried as in :class:`Recur`. Whole windows are several times faster than their steps.
-    Without the native kernels (see :func:`native_kernels`) it is differentiable once, so penalties
-    on gradients do not work. See :class:`FLSTMCell` for the formula.
+    state is carried as in :class:`Recur`. Native kernels (see :func:`native_kernels`) make whole
+    windows several times faster than their steps.
+    See :class:`FLSTMCell` for the formula.
 
     Source: ``FLSTM`` of FluxUtils.jl.
 

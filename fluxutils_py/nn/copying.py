@@ -59,17 +59,11 @@ def deep_copy(model: nn.Module, shared: Sequence[Tensor] = ()) -> nn.Module:
     Tensors that a model keeps in its attributes, such as attention weights, may have a graph, which
     torch refuses to copy: they are detached in the copy.
     """
+    twin = _cloned(model, {id(t): t for t in shared})
+    if twin is not None:
+        return twin
     memo: dict[int, Any] = {id(t): t for t in shared}
-    modules = list(model.modules())
-    if all(m.state is None for m in modules if isinstance(m, Recur)):
-        twin = shallow_copy(model)  # several times faster than copying each attribute
-        if twin is not None:
-            for m in twin.modules():
-                for named in (m.named_parameters, m.named_buffers):
-                    for name, t in list(named(recurse=False, remove_duplicate=False)):
-                        setattr(m, name, copy.deepcopy(t, memo))
-            return twin
-    for m in modules:
+    for m in model.modules():
         for value in vars(m).values():
             for t in _tensors_with_graph(value):
                 memo.setdefault(id(t), t.detach())
@@ -79,6 +73,22 @@ def deep_copy(model: nn.Module, shared: Sequence[Tensor] = ()) -> nn.Module:
             if isinstance(m, nn.RNNBase):
                 # cuDNN wants them in one piece, and warns; on the CPU it does nothing
                 m.flatten_parameters()
+    return twin
+
+
+def _cloned(model: nn.Module, memo: dict[int, Any]) -> nn.Module | None:
+    """Make a deep copy several times faster than ``copy.deepcopy``, of a model that is made of
+    plain attributes and carries no state; None for others.
+    """
+    if any(m.state is not None for m in model.modules() if isinstance(m, Recur)):
+        return None
+    twin = shallow_copy(model)
+    if twin is None:
+        return None
+    for m in twin.modules():
+        for named in (m.named_parameters, m.named_buffers):
+            for name, t in list(named(recurse=False, remove_duplicate=False)):
+                setattr(m, name, copy.deepcopy(t, memo))
     return twin
 
 

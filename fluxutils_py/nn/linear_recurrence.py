@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from struct import Struct
@@ -14,7 +15,7 @@ from torch.autograd import Function
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.nn.kernels.library import VERSION, Library, library_in_use, n_threads
 from fluxutils_py.nn.kernels.modules import PLAIN, is_transformed
-from fluxutils_py.nn.kernels.recurrence import kernel_error
+from fluxutils_py.nn.kernels.recurrence import kernel_error, require_first_order
 
 TYPES = {
     torch.float32: 0,
@@ -56,13 +57,14 @@ def linear_recurrence(a: Tensor, b: Tensor, h0: Tensor | None = None) -> Tensor:
     Notes
     -----
     Different types are promoted to a common one; real factors of complex states become complex.
-    Time and memory are linear in S. The result can be differentiated any number of times.
+    Time and memory are linear in S.
 
     Native kernels compute float32, float64, complex64 and complex128 on the CPU (see
     :func:`native_kernels`). Then h and its gradients with respect to b and h0 are equal to the last
     bit for any number of threads, other series, cuts of time into calls, and instruction set. The
     gradient with respect to a is equal for any number of threads and instruction set, unless a
-    broadcasts over H, where torch sums it.
+    broadcasts over H, where torch sums it. Gradients of kernels cannot be differentiated again;
+    those of torch's operations can.
 
     Examples
     --------
@@ -86,10 +88,10 @@ def linear_recurrence(a: Tensor, b: Tensor, h0: Tensor | None = None) -> Tensor:
     missing_axes = (1,) * (3 - a.dim())
     a = a.reshape(missing_axes + a.shape)
     a = a.expand(-1, -1, b.shape[2])
-    if is_transformed():
-        return _chunked(a, b, h0)
     tensors = (a, b, h0)
-    library = library_in_use() if all(map(_is_plain, tensors)) else None
+    library = None if is_transformed() else library_in_use()
+    if library is None or not all(map(_is_plain, tensors)):
+        return _chunked(a, b, h0)
     contiguous = (None if t is None else _resolve_lazy(t) for t in tensors)
     result: Tensor = _LinearRecurrence.apply(library, *contiguous)
     return result
@@ -143,20 +145,20 @@ def _chunked(a: Tensor, b: Tensor, h0: Tensor | None) -> Tensor:
         factors = a.expand(size, -1, -1)[None]  # (1, size, ...)
     else:
         factors = a.unflatten(0, (-1, size))  # (chunks, size, ...)
-    products = [factors[:, 0]]
-    states = [b[::size]]
-    for k in range(1, size):
-        factor = factors[:, k]
+    # taken apart at once: the gradient of each index would be a tensor of the whole
+    first, *others = factors.unbind(1)
+    added = b.unflatten(0, (-1, size)).unbind(1)
+    products = [first]
+    states = [added[0]]
+    for factor, term in zip(others, added[1:], strict=True):
         products.append(products[-1] * factor)
-        state = torch.addcmul(b[k::size], factor, states[-1])
-        states.append(state)
-    through = torch.stack(products, 1)  # (chunks or 1, size, ...)
-    from_zero = torch.stack(states, 1)  # (chunks, size, B, H)
+        states.append(torch.addcmul(term, factor, states[-1]))
+    through = torch.stack(products, 1).unbind()  # (size, ...) of each chunk, or one
+    from_zero = torch.stack(states, 1).unbind()  # (size, B, H)
     chunks = []
     before = h0
-    for k, chunk in enumerate(from_zero):
+    for chunk, product in zip(from_zero, itertools.cycle(through), strict=False):
         if before is not None:
-            product = through[min(k, len(through) - 1)]
             chunk = torch.addcmul(chunk, product, before)
         chunks.append(chunk)
         before = chunk[-1]
@@ -170,62 +172,33 @@ def append_zeros(t: Tensor, n_steps: int) -> Tensor:
 
 
 class _LinearRecurrence(Function):
-    """Differentiable recurrence, natively or in chunks; takes contiguous tensors, a (S or 1, B or
-    1, H).
-    """
+    """The recurrence by the native kernels; takes contiguous tensors, a (S or 1, B or 1, H)."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        library: Library | None,
+        library: Library,
         a: Tensor,
         b: Tensor,
         h0: Tensor | None,
     ) -> Tensor:
         ctx.library = library
-        if library is None:
-            h = _chunked(a, b, h0)
-        else:
-            h = torch.empty_like(b)
-            _call(library, library.linear_forward, a, b, h0, h)
+        h = torch.empty_like(b)
+        _call(library, library.linear_forward, a, b, h0, h)
         ctx.save_for_backward(a, h0, h)
         return h
 
     @staticmethod
     def backward(ctx: Any, dh: Tensor) -> tuple[Tensor | None, ...]:
+        require_first_order()
         a, h0, h = ctx.saved_tensors
         _, of_a, _, of_h0 = ctx.needs_input_grad
-        if ctx.library is None or torch.is_grad_enabled():
-            return None, *_differentiable(a, h0, h, dh, of_a, of_h0)
         da = torch.empty_like(a) if of_a else None
         db = torch.empty_like(h)
         dh0 = torch.empty_like(h[0]) if of_h0 else None
         dh = _resolve_lazy(dh)
         _call(ctx.library, ctx.library.linear_backward, a, None, h0, h, dh, da, db, dh0)
         return None, da, db, dh0
-
-
-def later_products(a: Tensor) -> Tensor:
-    """Return the product of the factors of all later steps: 1 at the last step, ``a[-1]`` before
-    it, and so on. It is not differentiable.
-
-    Parameters
-    ----------
-    a : Tensor of shape (S, B, H)
-    """
-    a = a.detach()
-    ones = torch.zeros_like(a)
-    ones[-1] = 1
-    library = library_in_use() if _is_plain(a) and not is_transformed() else None
-    if library is None:
-        factors = torch.cat([torch.zeros_like(a[:1]), a.flip(0)[:-1]])
-        return linear_recurrence(factors, ones.flip(0)).flip(0)
-    # the gradient of the last state with respect to what each step adds; that of complex numbers
-    # is conjugate
-    a = _resolve_lazy(a.conj())
-    products = torch.empty_like(a)
-    _call(library, library.linear_backward, a, None, None, a, ones, None, products)
-    return products
 
 
 def _call(
@@ -249,27 +222,3 @@ def _call(
     code = function(_CALL.pack(*head, between_steps, between_series, *addresses))
     if code:
         raise kernel_error(code)
-
-
-def _differentiable(
-    a: Tensor,
-    h0: Tensor | None,
-    h: Tensor,
-    dh: Tensor,
-    of_a: bool,
-    of_h0: bool,
-) -> tuple[Tensor | None, ...]:
-    """Return differentiable gradients; the one with respect to b is a linear recurrence backwards
-    in time.
-    """
-    conjugate = a.conj()
-    factors = conjugate
-    if len(a) == len(h):  # use the factor of the next step; the last step has none
-        none = torch.zeros_like(a[:1])
-        factors = torch.cat([none, conjugate.flip(0)[:-1]])
-    db = linear_recurrence(factors, dh.flip(0)).flip(0)
-    first = torch.zeros_like(h[:1]) if h0 is None else h0[None]
-    before = torch.cat([first, h[:-1]])
-    da = (db * before.conj()).sum_to_size(a.shape) if of_a else None
-    dh0 = conjugate[0] * db[0] if of_h0 else None
-    return da, db, dh0

@@ -15,7 +15,7 @@ from torch.autograd import Function
 from fluxutils_py.nn.kernels.library import library_in_use
 from fluxutils_py.nn.kernels.modules import is_intercepted, is_plain, run_cell
 from fluxutils_py.nn.kernels.recurrence import Cell, State, last_state_slopes
-from fluxutils_py.nn.linear_recurrence import later_products, linear_recurrence
+from fluxutils_py.nn.linear_recurrence import linear_recurrence
 from fluxutils_py.nn.recurrent import Recur, Sensitivity
 from fluxutils_py.nn.sizes import check_features, set_sizes
 
@@ -67,9 +67,6 @@ class _GatedRecurrence(nn.Module):
     kernel: ClassVar[int]  # number of the native kernel
     # a and b from the blocks, all (S, B, H)
     coefficients: ClassVar[Callable[..., tuple[Tensor, Tensor]]]
-    # from the gates and the candidate less the state before each step, which it may overwrite: the
-    # derivatives of the last state with respect to each block, and the product of a over all steps
-    slopes: ClassVar[Callable[..., tuple[tuple[Tensor, ...], Tensor]]]
 
     def __init__(self, n_in: int, n_out: int) -> None:
         super().__init__()
@@ -107,7 +104,7 @@ class _GatedRecurrence(nn.Module):
         if "weight" not in parameters or "bias" not in parameters:
             return None
         weights = (parameters["weight"], None, parameters["bias"], None)
-        cell = Cell(self.kernel, 1, self.n_blocks, 0, self._step)
+        cell = Cell(self.kernel, 1, self.n_blocks, 0)
         return run_cell(self, cell, x, state, weights)
 
     # -- gradients that reach beyond a window, see nn/states.py -----------------------------
@@ -161,30 +158,19 @@ class _GatedRecurrence(nn.Module):
         tensors = (sums, y, state)
         if library is not None and y.numel() and all(t is None or is_plain(t) for t in tensors):
             return last_state_slopes(library, self.kernel, sums, y, state)
-        *gates, candidate = sums.split(self.n_out, -1)
-        candidate[1:].sub_(y[:-1])
-        if state is not None:
-            candidate[0].sub_(state)
-        slopes, product = self.slopes(*gates, candidate)
-        return torch.cat(slopes, -1), product
-
-    def _step(
-        self,
-        x: Tensor,
-        state: tuple[Tensor],
-        w_x: Tensor,
-        w_h: None,
-        b_x: Tensor,
-        *_: object,
-    ) -> tuple[Tensor]:
-        blocks = F.linear(x, w_x, b_x).chunk(self.n_blocks, -1)
-        a, b = self.coefficients(*blocks)
-        return (a * state[0] + b,)
+        with torch.enable_grad():
+            sums.requires_grad_()
+            start = (y.new_zeros(y.shape[1:]) if state is None else state.detach()).requires_grad_()
+            h = linear_recurrence(*self.coefficients(*sums.split(self.n_out, -1)), start)
+            last = h[-1].sum()  # of states, each of which depends on the sums of one unit alone
+        slopes, product = torch.autograd.grad(last, (sums, start))
+        return slopes, product
 
     def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Compute one step (B, n_in), for export."""
-        linear = self.linear
-        (h,) = self._step(x, (state,), linear.weight, None, linear.bias)
+        blocks = self.linear(x).chunk(self.n_blocks, -1)
+        a, b = self.coefficients(*blocks)
+        h = a * state + b
         return h, h
 
 
@@ -197,16 +183,6 @@ class _MinGRU(_GatedRecurrence):
         z = torch.sigmoid(gate)
         return 1 - z, z * candidate
 
-    @staticmethod
-    def slopes(gate: Tensor, away: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-        z = gate.sigmoid_()
-        kept = 1 - z
-        later = later_products(kept)
-        product = kept[0] * later[0]
-        of_candidate = later.mul_(z)
-        of_gate = away.mul_(kept).mul_(of_candidate)
-        return (of_gate, of_candidate), product
-
 
 class _MinLSTM(_GatedRecurrence):
     n_blocks = 3
@@ -217,18 +193,6 @@ class _MinLSTM(_GatedRecurrence):
         # f / (f + i), also where both are 0 in floating point
         keep = torch.sigmoid(F.logsigmoid(forget) - F.logsigmoid(write))
         return keep, torch.addcmul(candidate, keep, candidate, value=-1)
-
-    @staticmethod
-    def slopes(forget: Tensor, write: Tensor, away: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-        keep = torch.sigmoid(F.logsigmoid(forget) - F.logsigmoid(write))
-        later = later_products(keep)
-        product = keep[0] * later[0]
-        of_candidate = torch.addcmul(later, later, keep, value=-1)
-        # of the difference of the logarithms of both gates, negative
-        common = away.mul_(keep).mul_(of_candidate)
-        of_write = write.neg_().sigmoid_().mul_(common)
-        of_forget = forget.neg_().sigmoid_().mul_(common).neg_()
-        return (of_forget, of_write, of_candidate), product
 
 
 def _gradients_of_past(sensitivity: Sensitivity, d_state: Tensor) -> tuple[Tensor | None, ...]:
@@ -243,7 +207,19 @@ def _gradients_of_past(sensitivity: Sensitivity, d_state: Tensor) -> tuple[Tenso
     return d_weight, d_bias, d_initial
 
 
-class MinGRU(Recur):
+class _GatedLayer(Recur):
+    """A Recur around a gated recurrence that it builds itself."""
+
+    inner: ClassVar[type[_GatedRecurrence]]
+    n_in: int
+    n_out: int
+
+    def __init__(self, n_in: int, n_out: int, trainable_init: bool = False) -> None:
+        set_sizes(self, n_in=n_in, n_out=n_out)
+        super().__init__(self.inner(self.n_in, self.n_out), trainable_init)
+
+
+class MinGRU(_GatedLayer):
     """MinGRU: a GRU with a single gate, which depends on the input alone.
 
     z = sigmoid(Wz x + bz); h' = (1 - z) h + z (Wh x + bh)
@@ -283,15 +259,10 @@ class MinGRU(Recur):
     torch.Size([7, 4, 5])
     """
 
-    n_in: int
-    n_out: int
-
-    def __init__(self, n_in: int, n_out: int, trainable_init: bool = False) -> None:
-        set_sizes(self, n_in=n_in, n_out=n_out)
-        super().__init__(_MinGRU(self.n_in, self.n_out), trainable_init)
+    inner = _MinGRU
 
 
-class MinLSTM(Recur):
+class MinLSTM(_GatedLayer):
     """MinLSTM: an LSTM with two gates, which depend on the input alone and sum to one.
 
     f, i = sigmoid(Wf x + bf), sigmoid(Wi x + bi); h' = (f h + i (Wh x + bh)) / (f + i)
@@ -326,12 +297,7 @@ class MinLSTM(Recur):
     torch.Size([7, 4, 5])
     """
 
-    n_in: int
-    n_out: int
-
-    def __init__(self, n_in: int, n_out: int, trainable_init: bool = False) -> None:
-        set_sizes(self, n_in=n_in, n_out=n_out)
-        super().__init__(_MinLSTM(self.n_in, self.n_out), trainable_init)
+    inner = _MinLSTM
 
 
 class _DiagonalRecurrence(nn.Module):

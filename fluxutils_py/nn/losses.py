@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,8 +26,8 @@ Tensors = Tensor | Sequence[Tensor]  # one input or output, or several
 # criteria of torch, and their functions
 Criteria = dict[type, object]
 _CLASS_LOSSES: Criteria = {nn.CrossEntropyLoss: F.cross_entropy, nn.NLLLoss: F.nll_loss}
-_PROBABILITY_LOSSES: Criteria = {nn.BCELoss: F.binary_cross_entropy}
-_BINARY_LOSSES: Criteria = _PROBABILITY_LOSSES | {
+_BINARY_LOSSES: Criteria = {
+    nn.BCELoss: F.binary_cross_entropy,
     nn.BCEWithLogitsLoss: F.binary_cross_entropy_with_logits,
 }
 # the outputs of these are values of the targets, in their unit
@@ -230,18 +230,7 @@ class SeqLoss:
     # -- one output ------------------------------------------------------------------------------
 
     def _output_loss(self, out: Tensor, y: Tensor, ws: Tensor | None) -> Tensor:
-        try:
-            return self._class_loss(out, y, ws) if self.classes else self._value_loss(out, y, ws)
-        except RuntimeError as error:  # torch's message names neither values nor the way out
-            core = _innermost_function(self.criterion)
-            if not _is_one_of(_PROBABILITY_LOSSES, core) or "between 0 and 1" not in str(error):
-                raise
-            if "target" in str(error):
-                raise DataError(f"{self!r} takes targets from 0 to 1, got {_range(y)}") from None
-            raise DataError(
-                f"{self!r} takes probabilities, and the model gives {_range(out)}: use "
-                "nn.BCEWithLogitsLoss(), which takes log-odds, or end the model with nn.Sigmoid()"
-            ) from None
+        return self._class_loss(out, y, ws) if self.classes else self._value_loss(out, y, ws)
 
     def _value_loss(self, out: Tensor, y: Tensor, ws: Tensor | None) -> Tensor:
         n_steps = y.shape[0]
@@ -287,21 +276,16 @@ class SeqLoss:
         except IndexError:  # torch's message names a single label
             if y.is_floating_point():
                 raise
-            raise self._labels_out_of_range(y[y != self.ignore_index], out.shape[-1]) from None
+            labels = y[y != self.ignore_index]
+            raise DataError(
+                f"labels go from {int(labels.min())} to {int(labels.max())}, but the model gives "
+                f"{out.shape[-1]} scores, for labels from 0; {self.ignore_index} marks steps that "
+                "do not count"
+            ) from None
         if self._is_sum:
             weighted = each if weights is None else _expand_weights(each, weights) * each
             return weighted.sum() / n_steps
         return self._class_mean(each, y, weights)
-
-    def _labels_out_of_range(self, labels: Tensor, n_scores: int) -> DataError:
-        lowest, highest = int(labels.min()), int(labels.max())
-        remedy = f"give it {highest + 1}, as nn.Linear(..., {highest + 1}) has"
-        if lowest < 0:
-            remedy = f"{self.ignore_index} marks steps that do not count"
-        return DataError(
-            f"labels go from {lowest} to {highest}, but the model gives {n_scores} scores, for "
-            f"labels from 0 to {n_scores - 1}; {remedy}"
-        )
 
     def _class_scores(self, out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return scores (S, B, V) and integer targets (S, B, 1), or probabilities (S, B, V), as
@@ -358,11 +342,6 @@ class SeqLoss:
 
 def _remedy_for_axes(out: Tensor, y: Tensor) -> str:
     return f"; {output_remedy(out.shape, y.shape)}" if out.dim() < y.dim() else ""
-
-
-def _range(values: Tensor) -> str:
-    lowest, highest = values.detach().aminmax()
-    return f"{float(lowest):.3g} to {float(highest):.3g}"
 
 
 def _value_sums(y: Tensor, ws: Tensor | None) -> Tensor:
@@ -572,33 +551,20 @@ def _criterion_setting(f: Loss, name: str, default: object) -> Any:
 
 
 def _match_output(f: Loss, out: Tensor) -> Loss:
-    """Return the criterion with its tensors, such as class weights, in the dtype and on the device
+    """Return the criterion with its buffers, such as class weights, in the dtype and on the device
     of the output.
     """
-    if isinstance(f, functools.partial):
-        moved = _moved_tensors(f.keywords, out)
-        return functools.partial(f, **moved) if moved else f
     if not isinstance(f, nn.Module):
         return f
-    moved = _moved_tensors(dict(f.named_buffers()), out)
-    if not moved:
+    memo: dict[int, Any] = {}
+    for b in f.buffers():
+        if b.is_floating_point() and (b.dtype, b.device) != (out.dtype, out.device):
+            memo[id(b)] = b.to(out)
+    if not memo:
         return f
     # a copy, for a criterion may serve several models; it shares its parameters, which are trained
-    memo: dict[int, Any] = {id(p): p for p in f.parameters()}
-    for name, t in moved.items():
-        memo[id(f.get_buffer(name))] = t
+    memo.update((id(p), p) for p in f.parameters())
     return copy.deepcopy(f, memo)
-
-
-def _moved_tensors(values: Mapping[str, object], out: Tensor) -> dict[str, Tensor]:
-    """Return the floating tensors that are of another type or on another device, converted."""
-    moved = {}
-    for name, value in values.items():
-        if not isinstance(value, Tensor) or not value.is_floating_point():
-            continue
-        if (value.dtype, value.device) != (out.dtype, out.device):
-            moved[name] = value.to(out)
-    return moved
 
 
 def unreduced(f: Callable[..., Tensor]) -> Callable[..., Tensor]:

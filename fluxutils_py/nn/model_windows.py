@@ -48,9 +48,6 @@ STEPWISE = frozenset(
 # "steps", "windows" or "either" of the models that were tried out
 _modes: weakref.WeakKeyDictionary[nn.Module, str] = weakref.WeakKeyDictionary()
 
-# models that declare a mode, and whose state reset() was seen to know
-_known_to_reset: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-
 
 def run_window(model: nn.Module, xs: Tensor | Tensors) -> Outputs:
     """Return the model's outputs for a window, and carry its state through.
@@ -133,25 +130,10 @@ def window_mode(model: nn.Module, xs: Tensors) -> str:
 
     Arguments and errors are those of :func:`takes_windows`.
     """
-    mode = _modes.get(model)
-    if mode is not None:  # most often: this runs at every window
-        return mode
     mode = cached_window_mode(model)
     if mode is None:
         mode = _modes[model] = "either" if _is_stepwise(model, xs) else _try_both(model, xs)
-    elif model not in _known_to_reset:
-        _require_reset_of_declared(model, xs, mode)
-        _known_to_reset.add(model)
     return mode
-
-
-def _require_reset_of_declared(model: nn.Module, xs: Tensors, mode: str) -> None:
-    """Raise if a model that declares its mode keeps a state that :func:`reset` does not know."""
-    run = _run_whole if mode == "windows" else _run_stepwise
-    with _trial(model, xs) as (twin, sample):
-        outputs = _attempt(run, twin, sample)
-        if not isinstance(outputs, Exception):  # a model that fails will tell why when it is used
-            _require_reset(model, xs, run, _attempt(run, twin, sample), outputs)
 
 
 def takes_gaps(model: nn.Module) -> bool:
@@ -217,9 +199,12 @@ def _try_both(model: nn.Module, xs: Tensors) -> str:
                 raise _neither_way(model, xs, whole, steps) from steps
             run = _run_stepwise
             outputs = steps
+        before = _kept_tensors(twin)
         again = _attempt(run, twin, sample)
-        # first, since a state that reset() does not know may be why the two ways differ
-        _require_reset(model, xs, run, again, outputs)
+        # first, since a state that reset() does not know may be why the two ways differ; a model
+        # that depends on random numbers, or on a count of its calls, keeps no state of a series
+        if not _equal_outputs(again, outputs) and _kept_tensors(twin) != before:
+            raise _unknown_state(model)
         if isinstance(whole, Exception):
             mode = "steps"
         elif isinstance(steps, Exception):
@@ -320,34 +305,15 @@ def require_step_outputs(model: nn.Module, xs: Tensors) -> None:
         )
 
 
-def _require_reset(
-    model: nn.Module, xs: Tensors, run: Run, again: Attempt, outputs: Attempt
-) -> None:
-    """Raise if the model keeps a state that :func:`reset` does not know, and the next series would
-    start from.
-
-    ``again`` is a second run of the trial that gave the ``outputs``.
+def _unknown_state(model: nn.Module) -> ShapeError:
+    """Return the error of a model that keeps a state that :func:`reset` does not know, and the next
+    series would start from.
     """
-    if _equal_outputs(again, outputs):
-        return
-    with _trial(model, xs) as (twin, sample):
-        tensors_before = _kept_tensors(twin)
-        first = _attempt(run, twin, sample)
-        keeps_tensors = _kept_tensors(twin) != tensors_before
-        second = _attempt(run, twin, sample)
-    with _trial(model, xs) as (twin, sample):
-        torch.rand(())  # random outputs now come from other numbers
-        repeated = _attempt(run, twin, sample)
-    is_random = not _equal_outputs(first, repeated)
-    if is_random or _equal_outputs(first, second):
-        return
-    if not keeps_tensors:  # it depends on a number, as a count of its calls: no state of a series
-        return
     bare_layers = unwrapped_recurrent(model)
     layer = "the layer whose state it keeps"
     if bare_layers:
         layer = f"its recurrent layer {bare_layers[0]!r}"
-    raise ShapeError(
+    return ShapeError(
         f"the model {type(model).__name__} gives other outputs when it is called a second time "
         "with the same inputs, although reset(model) comes between the calls: it keeps a state in "
         f"an attribute, which nothing resets between series, saves or shards. Build {layer} as "

@@ -4,20 +4,18 @@ autocast, where it is asked for.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fluxutils_py.nn.kernels.library import Library
 from fluxutils_py.torch_private import has_autocast, n_function_modes, without_default_device
 
 PRECISIONS = {"float32": None, "bfloat16": torch.bfloat16}
-WIDE = 64  # units of an LSTM from which torch's bfloat16 is faster than the kernels' float32
 KERNEL_WIDE = 32  # units from which the kernels' bfloat16 is
 LOW = (torch.bfloat16, torch.float16)
 AUTOCAST_DEVICES = ("cpu", "cuda", "mps", "xpu")
@@ -131,51 +129,6 @@ def kernel_gains(library: Library, hidden_size: int, dtype: torch.dtype) -> bool
         and dtype is not torch.float64
         and torch.get_autocast_dtype("cpu") is torch.bfloat16
     )
-
-
-def lstm_gains(hidden_size: int) -> bool:
-    """Whether torch's LSTM in bfloat16 is faster on this CPU than the native kernels in float32.
-
-    It is where the CPU multiplies bfloat16 (AVX512-BF16, AMX) and layers are wide; see
-    benchmarks/bench_precision.py. Other recurrent layers of torch are several times slower in
-    bfloat16.
-    """
-    return (
-        hidden_size >= WIDE
-        and torch.get_autocast_dtype("cpu") is torch.bfloat16
-        and _multiplies_bfloat16()
-    )
-
-
-def computes_recurrence(module: nn.Module, x: Tensor) -> bool:
-    """Whether torch computes a recurrent layer in the precision of autocast where ``x`` is.
-
-    On the CPU it does not in float16, and LSTMs in bfloat16 only where oneDNN has them (AVX-512,
-    AMX).
-    """
-    if not x.is_cpu:
-        return True
-    if torch.get_autocast_dtype("cpu") is torch.bfloat16:
-        return not isinstance(module, nn.LSTM) or _computes_lstm_in_bfloat16()
-    return False
-
-
-@functools.cache
-def _computes_lstm_in_bfloat16() -> bool:
-    lstm = nn.LSTM(1, 1, device="meta").to_empty(device="cpu")  # draws no random numbers
-    with torch.no_grad(), autocast("bfloat16", torch.device("cpu")):
-        try:
-            lstm(torch.zeros(1, 1, 1))
-        except RuntimeError:  # torch has no public name for what it can do
-            return False
-    return True
-
-
-@functools.cache
-def _multiplies_bfloat16() -> bool:
-    # torch has no public name for it
-    is_supported = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
-    return bool(is_supported is not None and is_supported())
 
 
 def as_float32(value: Any) -> Any:

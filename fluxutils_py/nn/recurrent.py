@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +11,8 @@ from torch import Tensor, nn
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.nn.kernels.modules import is_intercepted, run_module
 from fluxutils_py.nn.kernels.recurrence import State
-from fluxutils_py.nn.precision import as_float32, computes_recurrence, without_autocast
+from fluxutils_py.nn.precision import as_float32, without_autocast
+from fluxutils_py.nn.sizes import check_probability, set_sizes
 
 TORCH_LAYERS = (nn.RNNBase, nn.RNNCellBase)  # made once: a union takes longer to make than to ask
 _BATCH_DIMS = {nn.LSTM: 1, nn.GRU: 1, nn.RNN: 1}  # of the states of the commonest modules
@@ -280,7 +280,8 @@ class Recur(nn.Module):
             # a module's own way takes a microsecond, at every step
             y, self.__dict__["state"] = result
             return y
-        if torch.is_autocast_enabled("cpu") and not computes_recurrence(self.module, x):
+        if torch.is_autocast_enabled("cpu") and x.is_cpu:
+            # torch computes most recurrent layers in bfloat16 on the CPU slowly, or not at all
             self.state = None if self.state is None else map_state(as_float32, self.state)
             with without_autocast(x.device):
                 return self._run_module(as_float32(x))
@@ -377,6 +378,9 @@ class _Ready(Recur):
     """A Recur around a torch layer that it builds itself."""
 
     layer: Callable[..., nn.RNNBase]
+    n_in: int
+    n_out: int
+    num_layers: int
 
     def __init__(
         self,
@@ -387,17 +391,11 @@ class _Ready(Recur):
         bias: bool = True,
         trainable_init: bool = False,
     ) -> None:
-        # torch refuses NumPy's integers
-        n_in, n_out, num_layers = map(operator.index, (n_in, n_out, num_layers))
-        dropout, bias = float(dropout), bool(bias)
-        super().__init__(
-            self.layer(n_in, n_out, num_layers, dropout=dropout, bias=bias), trainable_init
-        )
-        self.n_in = n_in
-        self.n_out = n_out
-        self.num_layers = num_layers
-        self.dropout = dropout
-        self.bias = bias
+        set_sizes(self, n_in=n_in, n_out=n_out, num_layers=num_layers)
+        self.dropout = check_probability(self, "dropout", dropout)
+        self.bias = bool(bias)
+        sizes = (self.n_in, self.n_out, self.num_layers)
+        super().__init__(self.layer(*sizes, dropout=self.dropout, bias=self.bias), trainable_init)
 
 
 class LSTM(_Ready):

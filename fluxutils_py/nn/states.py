@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -172,23 +172,10 @@ def read_states(s: object) -> list[Tensor]:
             "state must be a list of tensors, as states(model) and predict(..., "
             f"return_state=True) return it; got {type(s).__name__}"
         )
-    return [_state_tensor(value, i) for i, value in enumerate(s)]
-
-
-def _state_tensor(value: Any, i: int) -> Tensor:
-    if isinstance(value, Tensor):
-        return value.detach()
-    dtype: Any = getattr(value, "dtype", None)
-    if getattr(dtype, "kind", "O") not in "fiub":  # NumPy's kinds: no objects, no text
-        of_dtype = "" if dtype is None else f" of dtype {dtype}"
-        raise DataError(
-            f"state[{i}] must be a tensor or an array of numbers, got "
-            f"{type(value).__name__}{of_dtype}"
-        )
-    # torch reads only the byte order of the machine
-    if not dtype.isnative:
-        value = value.astype(dtype.newbyteorder("="))
-    return torch.tensor(value)
+    try:
+        return [v.detach() if isinstance(v, Tensor) else torch.tensor(v) for v in s]
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"state must be a list of tensors or arrays of numbers: {error}") from error
 
 
 def batch_dims(m: object) -> list[int]:
@@ -310,24 +297,20 @@ def _tensor_counts(
     fresh = [len(e or ()) for e in empty]
     if n == sum(fresh):  # no custom module had a state
         return fresh
-    counts = [_n_tensors(r) for r in layers]
-    n_known = sum(filter(None, counts))
-    n_unknown = counts.count(None)
-    surplus = n - n_known  # belongs to the one custom module that has not run yet
-    if surplus > 0 and n_unknown > 1:
+    counts = list(map(_n_tensors, layers))
+    n_known = sum(counts)
+    if n != n_known:
         raise ShapeError(
-            f"state: cannot tell which tensors belong to which of {n_unknown} custom recurrent "
-            "modules; run the model on one step first"
+            f"state has {n} tensor{'s' * (n != 1)}, that of the model has {n_known}; a custom "
+            "module without empty_state() tells its state once the model has run on one step"
         )
-    if surplus < 0 or (surplus > 0 and n_unknown == 0):
-        raise ShapeError(f"state has {n} tensor{'s' * (n != 1)}, that of the model has {n_known}")
-    return [surplus if k is None else k for k in counts]
+    return counts
 
 
-def _n_tensors(r: Recur) -> int | None:
-    """Return how many tensors the state of a layer has; None if only a run could tell."""
+def _n_tensors(r: Recur) -> int:
+    """Return how many tensors the state of a layer has; 0 if only a run could tell."""
     if r.state is None and r.empty_state() is None:
-        return None if r.form is None else max(r.form, 1)
+        return 0 if r.form is None else max(r.form, 1)
     return len(_tensors(r))
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -285,7 +285,21 @@ class Lags(Recur):
         self.n_out = self.n_in * len(self.lags)
 
 
-class ExponentialMeans(Recur):
+class _OverSpans(Recur):
+    """A Recur around features of several spans, which it builds itself."""
+
+    inner: ClassVar[Callable[..., _TimeFeatures]]
+    per_span: ClassVar[int] = 1  # outputs of each feature
+    n_in: int
+
+    def __init__(self, n_in: int, spans: Sequence[int] = (5, 20, 80)) -> None:
+        set_sizes(self, n_in=n_in)
+        self.spans = _check_spans(self, "spans", spans, 1)
+        super().__init__(self.inner(self.n_in, self.spans))
+        self.n_out = self.per_span * self.n_in * len(self.spans)
+
+
+class ExponentialMeans(_OverSpans):
     """Exponentially weighted means of each feature over several spans.
 
     Parameters
@@ -320,16 +334,10 @@ class ExponentialMeans(Recur):
     tensor([0.0000, 0.6667, 0.8571, 0.9333])
     """
 
-    n_in: int
-
-    def __init__(self, n_in: int, spans: Sequence[int] = (5, 20, 80)) -> None:
-        set_sizes(self, n_in=n_in)
-        self.spans = _check_spans(self, "spans", spans, 1)
-        super().__init__(_ExponentialMeans(self.n_in, self.spans))
-        self.n_out = self.n_in * len(self.spans)
+    inner = _ExponentialMeans
 
 
-class RollingStatistics(Recur):
+class RollingStatistics(_OverSpans):
     """Mean, standard deviation and slope of each feature over its last steps, for several spans.
 
     Parameters
@@ -366,13 +374,8 @@ class RollingStatistics(Recur):
             [0.0000, 2.0000, 2.0000, 2.0000]])
     """
 
-    n_in: int
-
-    def __init__(self, n_in: int, spans: Sequence[int] = (5, 20, 80)) -> None:
-        set_sizes(self, n_in=n_in)
-        self.spans = _check_spans(self, "spans", spans, 1)
-        super().__init__(_RollingStatistics(self.n_in, self.spans))
-        self.n_out = 3 * self.n_in * len(self.spans)
+    inner = _RollingStatistics
+    per_span = 3
 
 
 class RunningStatistics(Recur):

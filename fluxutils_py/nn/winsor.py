@@ -324,30 +324,13 @@ def _inverted_bits(bits: Tensor) -> Tensor:
 
 
 def _blocks(x: Any) -> Iterator[Tensor]:
-    """Read an (F, N, T) array in blocks (F, n): some steps of all series, or all steps of some, by
-    memory order.
-    """
+    """Read an (F, N, T) array in blocks (F, n) of some steps of all series."""
     F, N, T = x.shape
-    if isinstance(x, Tensor):
-        strides = x.stride()
-    else:
-        # a dataset of HDF5 has none: its steps are contiguous
-        strides = getattr(x, "strides", None) or (0, 0, 1)
-    by_series = strides[2] < strides[1]
-    n_outer = N if by_series else T
-    n_inner = T if by_series else N
-    outer_size = max(1, BLOCK // (F * n_inner))
-    inner_size = n_inner if outer_size > 1 else max(1, BLOCK // F)
-    for outer_start in range(0, n_outer, outer_size):
-        outer = slice(outer_start, outer_start + outer_size)
-        for inner_start in range(0, n_inner, inner_size):
-            inner = slice(inner_start, inner_start + inner_size)
-            if by_series:
-                part = x[:, outer, inner]
-            else:
-                part = x[:, inner, outer]
-            if isinstance(part, Tensor):
-                block = part.detach().cpu()
-            else:  # copied, because torch warns of memory that is read-only
-                block = torch.tensor(part)
-            yield block.reshape(F, -1)
+    size = max(1, BLOCK // (F * N))
+    for start in range(0, T, size):
+        part = x[:, :, start : start + size]
+        if isinstance(part, Tensor):
+            block = part.detach().cpu()
+        else:  # copied, because torch warns of memory that is read-only
+            block = torch.tensor(part)
+        yield block.reshape(F, -1)

@@ -145,7 +145,7 @@ def dropout():
         lambda: nn.Sequential(HFGRU(2, 4, alpha=0.5), Recur(HFGRUCell(4, 3, 0.2)), MGU(3, 1)),
         lambda: nn.Sequential(RNNStack(2, 4, 2, 0.2, SMGU), DenseReLU(4, 5), nn.Linear(5, 1)),
         lambda: nn.Sequential(
-            Recur(FLSTMCell(2, 4, exact=True)),
+            Recur(FLSTMCell(2, 4)),
             ffnn(4, 3, 2, nn.Tanh, nn.Identity, 0.1),
             nn.Linear(3, 1),
         ),

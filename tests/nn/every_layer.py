@@ -18,7 +18,6 @@ from fluxutils_py.nn import (
     Recur,
     SequenceStack,
 )
-from fluxutils_py.nn.cells import FLSTMCell, MGUCell, SGRUCell, SMGUCell
 from fluxutils_py.nn.layers import ffnn
 
 F = 3
@@ -39,10 +38,6 @@ LAYERS = {
     "MGU": lambda n: MGU(F, n),
     "SMGU": lambda n: SMGU(F, n, 3),
     "HFGRU": lambda n: HFGRU(F, n, 2, alpha=0.3),
-    **{
-        f"{cell.__name__} exact": lambda n, cell=cell: Recur(cell(F, n, exact=True))
-        for cell in (FLSTMCell, SGRUCell, MGUCell, SMGUCell)
-    },
     "MinGRU": lambda n: MinGRU(F, n),
     "MinLSTM": lambda n: MinLSTM(F, n),
     "LRU": lambda n: LRU(F, n, n_states=4, max_phase=0.5),

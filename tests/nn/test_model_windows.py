@@ -522,11 +522,9 @@ def test_batch_first_layers_that_get_their_axes_and_a_batch_norm_are_fine():
 class OwnState(nn.Module):
     """Keeps its state in an attribute, as advised where state has to live in the user's module."""
 
-    def __init__(self, layer, takes_windows=None):
+    def __init__(self, layer):
         super().__init__()
         self.rnn, self.out, self.hidden = layer, nn.Linear(4, 1), None
-        if takes_windows is not None:
-            self.takes_windows = takes_windows
 
     def forward(self, x):
         h, hidden = self.rnn(x, self.hidden)
@@ -552,8 +550,6 @@ class OwnStateInBuffer(nn.Module):
     [
         lambda: OwnState(nn.LSTM(3, 4)),
         lambda: OwnState(nn.GRU(3, 4)),
-        lambda: OwnState(nn.GRU(3, 4), takes_windows=True),
-        lambda: OwnState(nn.LSTM(3, 4), takes_windows=False),
         lambda: nn.Sequential(LSTM(3, 3), OwnState(nn.LSTM(3, 4))),
         OwnStateInBuffer,
     ],
@@ -571,6 +567,8 @@ def test_random_outputs_are_no_state():
     noisy = Module(
         lambda m, x: m.out(m.rnn(x)) + torch.randn(()), rnn=LSTM(3, 4), out=nn.Linear(4, 1)
     )
+    with pytest.raises(ShapeError, match="takes_windows"):
+        takes_windows(noisy, (torch.randn(7, 6, 3),))
     noisy.takes_windows = True
     assert takes_windows(noisy, (torch.randn(7, 6, 3),))
 

@@ -20,10 +20,6 @@ CELLS = {
     "MGU": MGUCell,
     "SMGU": SMGUCell,
     "HFGRU": lambda i, o: HFGRUCell(i, o, 0.3),
-    "exact FLSTM": lambda i, o: FLSTMCell(i, o, exact=True),
-    "exact SGRU": lambda i, o: SGRUCell(i, o, exact=True),
-    "exact MGU": lambda i, o: MGUCell(i, o, exact=True),
-    "exact SMGU": lambda i, o: SMGUCell(i, o, exact=True),
 }
 every_cell = pytest.mark.parametrize("make", CELLS.values(), ids=CELLS)
 

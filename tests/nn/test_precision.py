@@ -18,13 +18,10 @@ from fluxutils_py.nn import (
     SlidingWindowAttention,
     native_kernels,
 )
-from fluxutils_py.nn import precision as precisions
-from fluxutils_py.nn.kernels.library import library_in_use
 from fluxutils_py.nn.precision import (
     as_float32,
     autocast,
     check_precision,
-    lstm_gains,
     require_float32,
 )
 
@@ -61,58 +58,12 @@ def test_every_layer_runs_and_learns_near_its_float32(make, native):
         assert (g - g_32).abs().max() < 0.05 * max(q.abs().max() for q in gradients_32)
 
 
-@pytest.fixture(scope="module")
-def torch_has_the_lstm():
-    """Whether torch by itself computes an LSTM in bfloat16 on this processor."""
-    with torch.autocast("cpu", torch.bfloat16):
-        try:
-            return nn.LSTM(F, 64)(torch.randn(S, B, F))[0].dtype == torch.bfloat16
-        except RuntimeError:
-            return False
-
-
-def test_a_wide_lstm_is_torchs_own_in_bfloat16_where_the_processor_multiplies_it_and_no_kernel(
-    monkeypatch, torch_has_the_lstm
-):
-    if library_in_use() is None:
-        pytest.skip("without native kernels, torch computes everything")
-    layer, x = LSTM(F, 64), torch.randn(S, B, F)
-    # where the kernels multiply bfloat16, they do it themselves: test_bfloat16_kernels.py
-    monkeypatch.setattr(library_in_use(), "multiplies_bfloat16", False)
-    for able in (True, False):
-        monkeypatch.setattr(precisions, "_multiplies_bfloat16", lambda able=able: able)
-        layer.reset()
+def test_without_kernels_recurrent_layers_are_float32():
+    layer, x = Recur(nn.LSTM(F, 64)), torch.randn(S, B, F)
+    with native_kernels(False):
         with autocast("bfloat16", CPU):
-            assert lstm_gains(64) == able
-            assert not lstm_gains(8)
-            y = layer(x)
-            assert (y.dtype == torch.bfloat16) == (able and torch_has_the_lstm)
-            if y.dtype == torch.bfloat16:
-                assert torch.equal(layer.module(x)[0], y)
-
-
-@pytest.mark.parametrize("as_here", [True, False])
-def test_torchs_lstm_is_float32_where_torch_does_not_compute_it_in_bfloat16(
-    monkeypatch, torch_has_the_lstm, as_here
-):
-    # the kernels have no dropout
-    layer, x = (
-        Recur(nn.LSTM(F, 5, 2, dropout=0.1)),
-        torch.randn(S, B, F),
-    )
-    computes = precisions._computes_lstm_in_bfloat16
-    computes.cache_clear()
-    before = torch.get_rng_state()
-    assert computes() == torch_has_the_lstm
-    assert torch.equal(torch.get_rng_state(), before)
-    able = torch_has_the_lstm and as_here
-    monkeypatch.setattr(precisions, "_computes_lstm_in_bfloat16", lambda: able)
-    with autocast("bfloat16", CPU):
-        y = layer(x)
-    assert y.dtype == (torch.bfloat16 if able else torch.float32)
-    if not able:
-        torch.set_rng_state(before)
-        assert torch.equal(y, layer.module(x)[0])
+            y = layer(x.bfloat16())
+        assert torch.equal(y, layer.module(x.bfloat16().float())[0])
 
 
 def test_gradients_of_weights_used_at_every_step_add_up_in_float32_and_survive_a_first_use_without():

@@ -28,13 +28,6 @@ F, H = 3, 19  # units that fill no vector
 SCALES = [1e3, 1e6, 1.6e9, 1e15]
 
 
-def exact(kind):
-    layer = kind(F, H)
-    for cell in layer.module.cells:
-        cell.exact = True
-    return layer
-
-
 LAYERS = {
     "LSTM": lambda: LSTM(F, H),
     "GRU": lambda: GRU(F, H),
@@ -43,10 +36,6 @@ LAYERS = {
     **{
         kind.__name__: (lambda kind=kind: kind(F, H))
         for kind in (FLSTM, SGRU, MGU, SMGU, HFGRU, MinGRU, MinLSTM)
-    },
-    **{
-        f"exact {kind.__name__}": (lambda kind=kind: exact(kind))
-        for kind in (FLSTM, SGRU, MGU, SMGU)
     },
 }
 

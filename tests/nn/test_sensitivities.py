@@ -11,7 +11,6 @@ from torch.nn.utils import parametrize
 
 from fluxutils_py import reset, truncate
 from fluxutils_py.nn import GRU, LRU, LSTM, MinGRU, MinLSTM, native_kernels
-from fluxutils_py.nn.linear_recurrence import later_products
 from fluxutils_py.nn.states import (
     carrying_sensitivities,
     evaluating,
@@ -291,11 +290,3 @@ def test_which_layers_stay_truncated():
     with carrying_sensitivities(model):
         model(torch.zeros(4, 2, 3))
     assert [s is not None for s in sensitivities(model)] == [True, False, False, False]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.complex128])
-def test_products_of_later_factors(dtype):
-    a = torch.randn(6, 2, 3, dtype=dtype)
-    found = later_products(a)
-    for t in range(6):
-        torch.testing.assert_close(found[t], a[t + 1 :].prod(0))

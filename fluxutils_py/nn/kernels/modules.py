@@ -23,7 +23,7 @@ from fluxutils_py.nn.kernels.recurrence import (
     Weights,
     recurrence,
 )
-from fluxutils_py.nn.precision import as_float32, kernel_gains, lstm_gains
+from fluxutils_py.nn.precision import as_float32, kernel_gains
 from fluxutils_py.tree import tree_map
 
 PLAIN = (Tensor, nn.Parameter)
@@ -65,9 +65,6 @@ def run_module(module: nn.Module, x: Tensor, state: State | None) -> tuple[Tenso
     bfloat16 = False
     if torch.is_autocast_enabled("cpu"):
         bfloat16 = kernel_gains(library, settings["hidden_size"], x.dtype)
-        # an LSTM of torch in bfloat16 may be faster than the kernels in float32
-        if not bfloat16 and kind is nn.LSTM and lstm_gains(settings["hidden_size"]):
-            return None
         x = as_float32(x)
         state = tree_map(as_float32, state)
     if cell is TANH_RNN and settings["nonlinearity"] == "relu":

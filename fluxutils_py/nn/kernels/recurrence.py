@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from struct import Struct
 from typing import Any, NamedTuple
 
@@ -73,37 +73,21 @@ _ERRORS = {
 
 State = Tensor | tuple[Tensor, ...]
 Weights = tuple[Any, ...]  # w_x, w_h, b_x and b_h of one layer: tensors, or None
-Formula = Callable[..., tuple[Tensor, ...]]
 
 
 class Cell(NamedTuple):
-    """A type of layer that the library knows.
-
-    ``formula(x, state, w_x, w_h, b_x, b_h, alpha)`` is one step of it in torch: the new state,
-    whose first tensor is the output. It is used to differentiate a gradient again.
-    """
+    """A type of layer that the library knows."""
 
     number: int
     n_states: int
     x_blocks: int  # of H rows, in w_x and b_x
     h_blocks: int  # in w_h and b_h
-    formula: Formula
 
 
-def _lstm(
-    x: Tensor, state: Any, w_x: Tensor, w_h: Tensor, b_x: Any, b_h: Any, alpha: float
-) -> tuple[Tensor, ...]:
-    return torch.lstm_cell(x, state, w_x, w_h, b_x, b_h)
-
-
-def _one_state(step: Callable[..., Tensor]) -> Formula:
-    return lambda x, state, w_x, w_h, b_x, b_h, alpha: (step(x, state[0], w_x, w_h, b_x, b_h),)
-
-
-LSTM = Cell(0, 2, 4, 4, _lstm)
-GRU = Cell(1, 1, 3, 3, _one_state(torch.gru_cell))
-TANH_RNN = Cell(2, 1, 1, 1, _one_state(torch.rnn_tanh_cell))
-RELU_RNN = Cell(3, 1, 1, 1, _one_state(torch.rnn_relu_cell))
+LSTM = Cell(0, 2, 4, 4)
+GRU = Cell(1, 1, 3, 3)
+TANH_RNN = Cell(2, 1, 1, 1)
+RELU_RNN = Cell(3, 1, 1, 1)
 
 
 class Call(NamedTuple):
@@ -264,6 +248,15 @@ def kernel_error(code: int) -> RuntimeError:
     )
 
 
+def require_first_order() -> None:
+    """Raise RuntimeError where the gradient of a kernel is to be differentiated again."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "the native kernels differentiate once, not with create_graph=True: call the model "
+            "inside native_kernels(False) of fluxutils_py.nn, whose gradients torch computes"
+        )
+
+
 class _Recurrence(Function):
     @staticmethod
     def forward(
@@ -278,12 +271,10 @@ class _Recurrence(Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        require_first_order()
         call: Call = ctx.call
         *inputs, y, kept = ctx.saved_tensors
         needed = ctx.needs_input_grad[2:]
-        if torch.is_grad_enabled():  # create_graph=True: the gradients are differentiated again
-            outputs = _outputs_by_formula(call, ctx.state_shape, inputs)
-            return None, None, *_differentiable_gradients(outputs, gradients, inputs, needed)
         tensors: Any = [None if t is None else t.contiguous() for t in inputs]
         grads = [
             torch.empty_like(t) if need else None for t, need in zip(tensors, needed, strict=True)
@@ -304,47 +295,3 @@ class _Recurrence(Function):
 # Without a check for transforms of functorch at every step: modules.py has made sure that there
 # are none.
 _apply = super(Function, _Recurrence).apply
-
-
-def _outputs_by_formula(
-    call: Call, state_shape: tuple[int, ...], inputs: Sequence[Tensor | None]
-) -> list[Tensor]:
-    """Recompute the outputs with torch operations, so that their gradients can be differentiated
-    again.
-    """
-    x, h, c, *weights = inputs
-    assert x is not None
-    B = x.shape[-2]
-    H = state_shape[-1]
-    states = (h, c)[: call.cell.n_states]
-    state = tuple(x.new_zeros(B, H) if s is None else s.reshape(B, H) for s in states)
-    ys = []
-    for step in x.unbind() if x.dim() == 3 else (x,):
-        state = call.cell.formula(step, state, *weights, call.alpha)
-        ys.append(state[0])
-    last_states = state if call.whole else state[1:]
-    return [
-        torch.stack(ys) if x.dim() == 3 else ys[0],
-        *(s.reshape(state_shape) for s in last_states),
-    ]
-
-
-def _differentiable_gradients(
-    outputs: Sequence[Tensor],
-    gradients: Sequence[Tensor | None],
-    inputs: Sequence[Tensor | None],
-    needed: Sequence[bool],
-) -> list[Tensor | None]:
-    """Return the gradients with respect to the inputs as functions of all that they depend on."""
-    pairs = [(o, g) for o, g in zip(outputs, gradients, strict=True) if g is not None]
-    wanted = [t for t, need in zip(inputs, needed, strict=True) if need and t is not None]
-    grads = iter(
-        torch.autograd.grad(
-            [o for o, _ in pairs],
-            wanted,
-            [g for _, g in pairs],
-            create_graph=True,
-            materialize_grads=True,
-        )
-    )
-    return [next(grads) if need else None for need in needed]

@@ -208,7 +208,7 @@ def test_small_numbers_keep_their_digits(kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [*LAYERS, *CELLS])
-def test_gradients_are_those_of_finite_differences_also_twice(kind):
+def test_gradients_are_those_of_finite_differences(kind):
     module = (LAYERS | CELLS)[kind](2, 3).double()
     x, states = torch.randn(3, 2, 2, dtype=torch.float64), start(module, 2, torch.float64)
     names = [name for name, _ in module.named_parameters()]
@@ -225,8 +225,8 @@ def test_gradients_are_those_of_finite_differences_also_twice(kind):
         return tuple(run(module, x, list(more[: len(states)])))
 
     assert torch.autograd.gradcheck(function, inputs)
-    fast = kind not in ("GRU", "RNNCell")  # along a random direction, not along each
-    assert torch.autograd.gradgradcheck(function, inputs, fast_mode=fast)
+    with pytest.raises(RuntimeError, match=r"create_graph=True.*native_kernels\(False\)"):
+        torch.autograd.grad(function(*inputs)[0].sum(), inputs[0], create_graph=True)
 
 
 def test_gradients_of_outputs_that_are_not_used_are_zero():
