@@ -30,6 +30,7 @@ TOGETHER = {  # programs that one mpirun runs, by number of ranks, and one torch
         "forecasting",
         "unequal",
         "writers",
+        "shared_trials",
     ],
     3: [
         "law6",
@@ -43,9 +44,7 @@ TOGETHER = {  # programs that one mpirun runs, by number of ranks, and one torch
     ],
     4: ["elastic"],
 }
-for n in (2, 3):
-    TOGETHER[n].append("shared_searches")
-NEEDED = {"event_files": "tensorboard", "forecasting": "pandas", "shared_searches": "optuna"}
+NEEDED = {"event_files": "tensorboard", "forecasting": "pandas", "shared_trials": "optuna"}
 # the package, in this checkout or where it is installed, and the tests
 PYTHONPATH = os.pathsep.join(
     str(Path(file).resolve().parents[n]) for file, n in [(fluxutils_py.__file__, 1), (__file__, 2)]
