@@ -1,8 +1,7 @@
-"""Demonstrate what a stateful model gains, on made data or on a CSV file; list checkpoints.
+"""Demonstrate what a stateful model gains, on made data or on a CSV file.
 
     python -m fluxutils_py
     python -m fluxutils_py --data FILE.csv --horizon 24
-    python -m fluxutils_py checkpoints FOLDER...
 
 Trains a stateful LSTM to forecast all columns, and compares it on the last fifth of the rows with
 the same model when its state is reset at every window, and with the last value as forecast. Prints
@@ -17,7 +16,7 @@ import csv
 import functools
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,6 @@ from torch import nn
 from fluxutils_py import Estimator, Spec
 from fluxutils_py.data.filling import last_positions
 from fluxutils_py.nn import LSTM
-from fluxutils_py.training.checkpoint_tables import checkpoint_report
 
 # in steps
 WINDOW = 16  # of training
@@ -78,57 +76,29 @@ def made_data(n_steps: int, rng: np.random.Generator) -> tuple[np.ndarray, list[
 
 
 def read_csv(path: str) -> tuple[np.ndarray, list[str]]:
-    """Return the numeric columns of a CSV file, (T, C), and their names.
+    """Return the columns of numbers in a CSV file, (T, C), and their names.
 
-    A missing value is that of the row before.
+    A missing value is that of the row before, and before the first value that one.
     """
-    rows = read_rows(path)
-    for i, row in enumerate(rows, 1):
-        if len(row) != len(rows[0]):
-            raise ValueError(f"{path} has {len(row)} cells in row {i} and {len(rows[0])} in row 1")
-    columns = [(cells[0], read_column(cells[1:])) for cells in zip(*rows, strict=True)]
-    numeric = [(name, v) for name, v in columns if v is not None]
-    if not numeric:
-        raise ValueError(
-            f"{path} has no column of numbers below a header, with commas between columns"
-        )
-    return np.stack([v for _, v in numeric], 1), [name for name, _ in numeric]
+    # Excel writes a byte order mark
+    with open(path, newline="", encoding="utf-8-sig") as file:
+        rows = [row for row in csv.reader(file) if row]
+    columns = {}
+    for i, (name, *cells) in enumerate(zip(*rows, strict=True)):
+        with contextlib.suppress(ValueError):  # a column of texts
+            column = np.array(
+                [math.nan if c.strip().lower() in MISSING else c for c in cells], float
+            )
+            present = np.isfinite(column)
+            if present.any():
+                places = np.maximum(last_positions(present), present.argmax())
+                columns[i, name] = column[places]
+    if not columns:
+        raise ValueError("no column of numbers below a header, with commas between columns")
+    return np.stack(list(columns.values()), 1), [name for _, name in columns]
 
 
-def read_rows(path: str) -> list[list[str]]:
-    """Return the cells of a CSV file without its empty rows."""
-    try:
-        # Excel writes a byte order mark
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            return [row for row in csv.reader(file) if row]
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}") from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{path} is no CSV file: {error}") from None
-
-
-def read_column(cells: Sequence[str]) -> np.ndarray | None:
-    """Return the numbers in cells of text, missing ones filled in; None if there is anything but
-    numbers, or none at all.
-    """
-    try:
-        numbers = [math.nan if cell.strip().lower() in MISSING else float(cell) for cell in cells]
-    except ValueError:
-        return None
-    column = np.array(numbers)
-    present = np.isfinite(column)
-    if not present.any():
-        return None
-    # before the first value there is none to repeat: the first itself
-    places = np.maximum(last_positions(present), present.argmax())
-    return column[places]
-
-
-def prepare(
-    values: np.ndarray,
-    columns: list[str],
-    horizon: int,
-) -> Data:
+def prepare(values: np.ndarray, columns: list[str], horizon: int) -> Data:
     """Split 60/20/20 in time and standardise."""
     n = len(values)
     needed = 10 * (WINDOW + horizon)
@@ -150,10 +120,7 @@ def network(n_in: int, n_out: int) -> nn.Module:
 
 
 def forecasts(
-    data: Data,
-    horizon: int,
-    epochs: int,
-    seed: int,
+    data: Data, horizon: int, epochs: int, seed: int
 ) -> tuple[Estimator, np.ndarray, dict[str, np.ndarray]]:
     """Return a fitted estimator, the truth, and the forecasts of each method: (horizon, C, T), NaN
     where there is no truth.
@@ -200,12 +167,8 @@ def forecasts(
     return est, truth.reshape(shape), by_method
 
 
-def table(
-    data: Data,
-    truth: np.ndarray,
-    by_method: dict[str, np.ndarray],
-) -> dict[str, float]:
-    """Print the errors on the last part, and return them."""
+def table(data: Data, truth: np.ndarray, by_method: dict[str, np.ndarray]) -> None:
+    """Print the errors on the last part."""
     horizon, c, n = truth.shape
     test = slice(data.test_start - 1, n - horizon)  # every forecast of rows of the last part
     mse = {}
@@ -218,27 +181,22 @@ def table(
     print(f"| {title:{width}} |    MSE |\n|{'-' * (width + 2)}|-------:|")
     for name, value in mse.items():
         print(f"| {name:{width}} | {value:6.4f} |")
-    return mse
 
 
 # -- picture ---------------------------------------------------------------------------------------
 
 
 def make_figure(path: str) -> Any:
-    """Return an empty figure that can be saved as ``path``; None without matplotlib."""
+    """Return an empty figure, saved as ``path``; None without matplotlib.
+
+    Raises OSError or ValueError, before training, if it cannot be saved.
+    """
     try:
         from matplotlib.figure import Figure  # an extra
     except ImportError:
         return None
     figure = Figure(figsize=(11, 4), layout="constrained")
-    # tested before the training, which takes a while
-    endings = figure.canvas.get_supported_filetypes()
-    if Path(path).suffix[1:] not in endings:
-        raise ValueError(
-            f"cannot write {path}: a picture's name ends in one of {', '.join(sorted(endings))}"
-        )
-    if not Path(path).parent.is_dir():
-        raise ValueError(f"cannot write {path}: there is no folder {Path(path).parent}")
+    figure.savefig(path)
     return figure
 
 
@@ -285,95 +243,37 @@ def draw(
 # -- command ---------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Have torch use one thread.
-
-    Windows this small gain nothing from more, which mostly wait for each other: on two cores that
-    were busy with other things, the demonstration took minutes in place of seconds.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError
-    return value
-
-
-positive.__name__ = "positive number"  # argparse says "invalid positive number value: ..."
-
-
-def show_checkpoints(argv: Sequence[str]) -> int:
-    """List the checkpoints in folders, and compare runs; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m fluxutils_py checkpoints",
-        description="List the checkpoints in folders: steps, sizes and losses; of several "
-        "folders, compare the newest.",
-    )
-    parser.add_argument(
-        "folders", nargs="+", metavar="FOLDER", help="that a Checkpointer has written to"
-    )
-    args = parser.parse_args(argv)
-    try:
-        print(checkpoint_report(args.folders))
-    except OSError as error:
-        print(f"fluxutils_py: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the demonstration, or another command; returns the exit status."""
-    argv = sys.argv[1:] if argv is None else list(argv)
-    if argv[:1] == ["checkpoints"]:
-        return show_checkpoints(argv[1:])
+    """Run the demonstration; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m fluxutils_py",
         description=(__doc__ or "").splitlines()[0],
-        epilog="python -m fluxutils_py checkpoints FOLDER... lists checkpoints and compares runs",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument(
-        "--data", metavar="FILE.csv", help="one row per time step; what is no number is skipped"
-    )
-    parser.add_argument(
-        "--out", default="forecast.png", metavar="PICTURE", help="where to draw (%(default)s)"
-    )
-    parser.add_argument(
-        "--horizon",
-        type=positive,
-        default=1,
-        metavar="STEPS",
-        help="steps to forecast (%(default)s)",
-    )
-    parser.add_argument(
-        "--epochs", type=positive, default=30, help="passes over the data, at most (%(default)s)"
-    )
-    parser.add_argument(
-        "--steps", type=positive, default=12_000, help="length of made data (%(default)s)"
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, help="of made data and training (%(default)s)"
-    )
+    parser.add_argument("--data", help="a CSV file, one row per time step, in place of made data")
+    parser.add_argument("--out", default="forecast.png", help="where to draw")
+    parser.add_argument("--horizon", type=int, default=1, help="steps to forecast")
+    parser.add_argument("--epochs", type=int, default=30, help="passes over the data, at most")
+    parser.add_argument("--steps", type=int, default=12_000, help="length of made data")
+    parser.add_argument("--seed", type=int, default=0, help="of made data and training")
     args = parser.parse_args(argv)
+    if min(args.horizon, args.epochs, args.steps) < 1:
+        parser.error("--horizon, --epochs and --steps must be at least 1")
     try:
         rng = np.random.default_rng(args.seed)
         made = made_data(args.steps, rng) if args.data is None else read_csv(args.data)
         data = prepare(*made, args.horizon)
+    except (OSError, ValueError, csv.Error) as error:
+        print(f"fluxutils_py: cannot read {args.data or 'made data'}: {error}", file=sys.stderr)
+        return 1
+    try:
         figure = make_figure(args.out)
-    except ValueError as error:
-        print(f"fluxutils_py: {error}", file=sys.stderr)
+    except (OSError, ValueError) as error:
+        print(f"fluxutils_py: cannot write {args.out}: {error}", file=sys.stderr)
         return 1
     title = STORY if args.data is None else f"Forecast of {Path(args.data).name}"
     print(f"{title}.")
-    with one_thread():
-        est, truth, by_method = forecasts(data, args.horizon, args.epochs, args.seed)
+    est, truth, by_method = forecasts(data, args.horizon, args.epochs, args.seed)
     table(data, truth, by_method)
     if figure is None:
         print("No picture: matplotlib is not installed; pip install matplotlib")
@@ -385,4 +285,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)  # windows this small gain nothing from more, which wait for each other
     sys.exit(main())
