@@ -17,21 +17,7 @@ import fluxutils_py
 PROGRAMS = Path(__file__).parent / "programs"
 TOGETHER = {  # programs that one mpirun runs, by number of ranks, and one torchrun of two ranks
     "torchrun": ["law6", "sharded"],
-    1: ["law6", "evaluation"],
-    2: [
-        "law6",
-        "evaluation",
-        "tasks",
-        "ways_to_train",
-        "failing_ways",
-        "collectives",
-        "event_files",
-        "sharded",
-        "forecasting",
-        "unequal",
-        "writers",
-        "shared_trials",
-    ],
+    2: ["law6", "collectives", "event_files", "forecasting", "unequal", "writers", "shared_trials"],
     3: [
         "law6",
         "evaluation",
