@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fluxutils_py.errors import LoadError
 from fluxutils_py.files import atomic_write, remove_leftovers
@@ -410,7 +410,12 @@ class Checkpointer:
         """Return the state of rank 0, averaged over the files, and the parts that differ on the
         other ranks.
         """
-        contents = [self._read_file(path, device) for path in reversed(paths)]
+        try:
+            contents = [read_file(path, KIND, device, format=FORMAT) for path in reversed(paths)]
+        except LoadError as error:
+            raise LoadError(
+                f"{error}. Delete it to continue from the previous checkpoint, if there is one"
+            ) from None
         newest = contents[0]
         if len(contents) > 1:
             self._average(newest, [content["state"] for content in contents])
@@ -421,17 +426,16 @@ class Checkpointer:
         for part, names in newest["trainable"].items():
             tensors = newest["state"][part]
             for name in names:
-                if tensors[name].is_floating_point():
-                    saved = [state.get(part, {}).get(name) for state in states]
-                    tensors[name] = mean(saved, f"{part}.{name}")
-
-    def _read_file(self, path: Path, device: Device) -> dict[str, Any]:
-        try:
-            return read_file(path, KIND, device, format=FORMAT)
-        except LoadError as error:
-            raise LoadError(
-                f"{error}. Delete it to continue from the previous checkpoint, if there is one"
-            ) from None
+                if not tensors[name].is_floating_point():
+                    continue
+                try:
+                    saved = torch.stack([state[part][name].double() for state in states])
+                except (KeyError, RuntimeError) as error:
+                    raise LoadError(
+                        f"{part}.{name} differs between the newest checkpoints ({error}); set "
+                        "take_mean=1"
+                    ) from error
+                tensors[name] = saved.mean(0).to(tensors[name].dtype)
 
 
 def _load_state(thing: Any, state: Any) -> None:
@@ -444,19 +448,6 @@ def _load_state(thing: Any, state: Any) -> None:
 def count_or_all(name: str, value: object) -> int:
     """Check a positive integer, or -1 for all, and return it."""
     return -1 if check_integer(name, value) == -1 else check_integer(name, value, 1)
-
-
-def mean(tensors: list[Tensor | None], name: str) -> Tensor:
-    """Return the mean of tensors of equal shape, in their dtype; raise LoadError if the shapes
-    differ.
-    """
-    shapes = [None if t is None else tuple(t.shape) for t in tensors]
-    if len(set(shapes)) > 1:
-        raise LoadError(
-            f"{name} has the shapes {shapes} in the newest checkpoints; set take_mean=1"
-        )
-    present = [t for t in tensors if t is not None]
-    return torch.stack([t.double() for t in present]).mean(0).to(present[0].dtype)
 
 
 def save_number(path: Path) -> int:

@@ -30,9 +30,6 @@ PYTHON_SCALARS = (bool, int, float, str, type(None))
 SETTING_TYPES = (*PYTHON_SCALARS, np.bool_, np.integer, np.floating)
 PLAIN_TYPES = (*PYTHON_SCALARS, complex, bytes)
 
-# kinds of files that fluxutils_py.load reads
-FOR_LOAD = ("fluxutils_py estimator", "fluxutils_py fitted objects", "fluxutils_py forecaster")
-
 Made = TypeVar("Made")
 
 
@@ -82,8 +79,7 @@ def read_file(
     content = _load_checked(path, expected, device)
     if not isinstance(content, dict) or content.get("kind") not in kinds:
         found = content.get("kind") if isinstance(content, dict) else None
-        hint = f": it is a file of {found}, which fluxutils_py.load reads"
-        raise LoadError(f"{path} is no {expected} file" + hint * (found in FOR_LOAD))
+        raise LoadError(f"{path} is no {expected} file, its kind is {found!r}")
     if format is not None and content.get("format") != format:
         raise LoadError(
             f"{path} has format {content.get('format')}, this version reads {format}: update "

@@ -279,9 +279,7 @@ def test_means_need_parameters_of_one_shape(tmp_path):
         checkpoints.write({"m": {"w": torch.zeros(n)}}, n, trainable={"m": ["w"]})
     with pytest.raises(LoadError) as caught:
         checkpoints.read()
-    assert all(
-        part in str(caught.value) for part in ("m.w has the shapes [(3,), (2,)]", "take_mean=1")
-    )
+    assert all(part in str(caught.value) for part in ("m.w differs", "[3]", "[2]", "take_mean=1"))
     assert checkpoints.read(checkpoints.latest())["m"]["w"].shape == (3,)
 
 
