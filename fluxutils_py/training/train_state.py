@@ -86,7 +86,7 @@ class TrainState:
         step: int | None = None,
         params: Mapping[str, Any] | None = None,
         extra_vars: Mapping[str, Any] | None = None,
-        opt_state: Mapping[str, Any] | None = None,
+        opt_state: dict[str, Any] | None = None,
     ) -> TrainState:
         """Return a copy with other values, as flax does; this state and its model do not change.
 
