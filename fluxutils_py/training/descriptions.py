@@ -28,6 +28,10 @@ LIBRARIES = (
 )
 # Values that are shown by their text. Files hold others (see plain_files): no NumPy scalars.
 PLAIN = (*PLAIN_TYPES, np.generic, torch.dtype, torch.Size)
+CALLABLES = (
+    *(functools.partial, SeqLoss, type, np.ufunc),
+    *(types.MethodType, types.FunctionType, types.BuiltinFunctionType),
+)
 OF_MODULES = frozenset(vars(nn.Module()))
 # attributes that hold its state
 OF_RECUR = frozenset(("state", "form", "_mark", "_marked", "sensitivity", "carries_sensitivity"))
@@ -64,21 +68,8 @@ def _texts(name: str, value: Any, memory: bool, within: tuple[int, ...]) -> Text
         yield name, text(value)
     elif isinstance(value, Tensor | np.ndarray):
         yield name, _array_text(value)
-    elif isinstance(value, functools.partial):
-        yield from _texts(name, value.func, memory, within)
-        arguments: dict[Any, Any] = {**dict(enumerate(value.args)), **value.keywords}
-        yield from _each(name, arguments, memory, within)
-    elif isinstance(value, SeqLoss):
-        # as its criterion, so that both ways to give a loss are the same
-        yield from _texts(name, value.criterion, False, within)
-    elif isinstance(value, types.MethodType):
-        yield from _texts(name, value.__func__, memory, within)
-        yield from _texts(f"{name}.__self__", value.__self__, memory, within)
-    elif isinstance(value, type | types.FunctionType | types.BuiltinFunctionType | np.ufunc):
-        yield name, getattr(value, "__qualname__", repr(value))
-        # a library's code changes from version to version, and a checkpoint shall survive that
-        if isinstance(value, types.FunctionType) and not _of_library(value):
-            yield from _code_texts(name, value, within)
+    elif isinstance(value, CALLABLES):
+        yield from _callable_texts(name, value, memory, within)
     elif isinstance(value, nn.Module):
         yield from _module_texts(name, value, within)
         tensors = dict(value.named_buffers()) | dict(value.named_parameters())
@@ -88,6 +79,24 @@ def _texts(name: str, value: Any, memory: bool, within: tuple[int, ...]) -> Text
         yield from _each(name, children(value) or {}, True, within)
     elif isinstance(value, tuple) or not memory:
         yield from _container_texts(name, value, memory, within)
+
+
+def _callable_texts(name: str, value: Any, memory: bool, within: tuple[int, ...]) -> Texts:
+    if isinstance(value, functools.partial):
+        yield from _texts(name, value.func, memory, within)
+        arguments: dict[Any, Any] = {**dict(enumerate(value.args)), **value.keywords}
+        yield from _each(name, arguments, memory, within)
+    elif isinstance(value, SeqLoss):
+        # as its criterion, so that both ways to give a loss are the same
+        yield from _texts(name, value.criterion, False, within)
+    elif isinstance(value, types.MethodType):
+        yield from _texts(name, value.__func__, memory, within)
+        yield from _texts(f"{name}.__self__", value.__self__, memory, within)
+    else:
+        yield name, getattr(value, "__qualname__", repr(value))
+        # a library's code changes from version to version, and a checkpoint shall survive that
+        if isinstance(value, types.FunctionType) and not _of_library(value):
+            yield from _code_texts(name, value, within)
 
 
 def _each(name: str, values: Mapping[Any, Any], memory: bool, within: tuple[int, ...]) -> Texts:

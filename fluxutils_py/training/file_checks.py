@@ -48,20 +48,25 @@ def check_archive(path: Path, kind: str) -> list[int]:
         raise LoadError(f"{path} is damaged or no {kind} file")
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
-        # Compressed parts, or several at the same place, may hold any amount of data.
-        is_stored = all(member.compress_type == zipfile.ZIP_STORED for member in members)
-        is_larger = sum(member.file_size for member in members) > path.stat().st_size
-        if not is_stored or is_larger or len(set(archive.namelist())) < len(members):
-            raise LoadError(
-                f"{path} is no {kind} file: it has parts that are compressed, overlap or have one "
-                "name; write the file again"
-            )
+        _check_members(members, path, kind)
         if archive.testzip() is not None:  # torch does not check; numbers may be wrong
             raise LoadError(f"{path} is damaged: a checksum in it is wrong")
         for member in members:
             if member.filename.endswith(".pkl"):
                 _check_names(archive.read(member), path, kind)
         return sorted(m.file_size for m in members if "/data/" in m.filename and m.file_size)
+
+
+def _check_members(members: list[zipfile.ZipInfo], path: Path, kind: str) -> None:
+    """Compressed parts, or several at the same place, may hold any amount of data."""
+    is_stored = all(member.compress_type == zipfile.ZIP_STORED for member in members)
+    is_larger = sum(member.file_size for member in members) > path.stat().st_size
+    names = {member.filename for member in members}
+    if not is_stored or is_larger or len(names) < len(members):
+        raise LoadError(
+            f"{path} is no {kind} file: it has parts that are compressed, overlap or have one "
+            "name; write the file again"
+        )
 
 
 def _check_names(pickled: bytes, path: Path, kind: str) -> None:

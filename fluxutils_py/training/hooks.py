@@ -206,7 +206,7 @@ class Hooks:
         ranks: RankGroup = getattr(loop, "ranks", None) or RankGroup()
         first_error = None
         for entry in self._entries[event]:
-            if entry.trigger is not None and not self._is_due(entry, event, loop, ranks):
+            if not self._is_due(entry, event, loop, ranks):
                 continue
             # Start and close hooks must not wait for other ranks, which may have failed.
             collective = entry.collective and event not in ("start", "close")
@@ -226,9 +226,10 @@ class Hooks:
         """Return whether an action is due; of ranks that act together by the clock, rank 0's clock
         decides.
         """
+        if entry.trigger is None:
+            return True
         due = entry.is_due(event, loop)
-        by_clock = entry.trigger is not None and entry.trigger.by_clock
-        if not (by_clock and entry.collective and event == "step"):
+        if not (entry.trigger.by_clock and entry.collective and event == "step"):
             return due
         return bool(ranks.allgather(due)[0])
 
