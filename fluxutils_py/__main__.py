@@ -1,8 +1,7 @@
-"""Demonstrate what a stateful model gains, on made data or on a CSV file; list checkpoints.
+"""Demonstrate what a stateful model gains, on made data or on a CSV file.
 
     python -m fluxutils_py
-    python -m fluxutils_py --data FILE.csv --horizon 24
-    python -m fluxutils_py checkpoints FOLDER...
+    python -m fluxutils_py --data FILE.csv
 
 Trains a stateful LSTM to forecast all columns, and compares it on the last fifth of the rows with
 the same model when its state is reset at every window, and with the last value as forecast. Prints
@@ -12,12 +11,9 @@ a table and draws a picture.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import csv
 import functools
-import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,13 +25,11 @@ from torch import nn
 from fluxutils_py import Estimator, Spec
 from fluxutils_py.data.filling import last_positions
 from fluxutils_py.nn import LSTM
-from fluxutils_py.training.checkpoint_tables import checkpoint_report
 
 # in steps
 WINDOW = 16  # of training
 DAY = 24  # after which the made data repeat
 STORY = "The last pulse, some night before, sets which way the flow runs by day"
-MISSING = ("", "na", "n/a", "null", "none")
 STATEFUL = "stateful LSTM"
 RESET = f"same LSTM, reset every {WINDOW} steps"
 NAIVE = "naive: the last value"
@@ -78,62 +72,27 @@ def made_data(n_steps: int, rng: np.random.Generator) -> tuple[np.ndarray, list[
 
 
 def read_csv(path: str) -> tuple[np.ndarray, list[str]]:
-    """Return the numeric columns of a CSV file, (T, C), and their names.
+    """Return the columns of numbers in a CSV file, (T, C), and their names.
 
-    A missing value is that of the row before.
+    A missing value is that of the row before, and before the first value that one.
     """
-    rows = read_rows(path)
-    for i, row in enumerate(rows, 1):
-        if len(row) != len(rows[0]):
-            raise ValueError(f"{path} has {len(row)} cells in row {i} and {len(rows[0])} in row 1")
-    columns = [(cells[0], read_column(cells[1:])) for cells in zip(*rows, strict=True)]
-    numeric = [(name, v) for name, v in columns if v is not None]
-    if not numeric:
-        raise ValueError(
-            f"{path} has no column of numbers below a header, with commas between columns"
-        )
-    return np.stack([v for _, v in numeric], 1), [name for name, _ in numeric]
+    rows = np.genfromtxt(path, delimiter=",", names=True, encoding="utf-8-sig")
+    columns = {}
+    for name in rows.dtype.names or ():
+        present = np.atleast_1d(np.isfinite(rows[name]))
+        if present.any():  # else texts
+            places = np.maximum(last_positions(present), present.argmax())
+            columns[name] = rows[name][places]
+    if not columns:
+        raise ValueError("no column of numbers below a header, with commas between columns")
+    return np.stack(list(columns.values()), 1), list(columns)
 
 
-def read_rows(path: str) -> list[list[str]]:
-    """Return the cells of a CSV file without its empty rows."""
-    try:
-        # Excel writes a byte order mark
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            return [row for row in csv.reader(file) if row]
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}") from None
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"{path} is no CSV file: {error}") from None
-
-
-def read_column(cells: Sequence[str]) -> np.ndarray | None:
-    """Return the numbers in cells of text, missing ones filled in; None if there is anything but
-    numbers, or none at all.
-    """
-    try:
-        numbers = [math.nan if cell.strip().lower() in MISSING else float(cell) for cell in cells]
-    except ValueError:
-        return None
-    column = np.array(numbers)
-    present = np.isfinite(column)
-    if not present.any():
-        return None
-    # before the first value there is none to repeat: the first itself
-    places = np.maximum(last_positions(present), present.argmax())
-    return column[places]
-
-
-def prepare(
-    values: np.ndarray,
-    columns: list[str],
-    horizon: int,
-) -> Data:
+def prepare(values: np.ndarray, columns: list[str]) -> Data:
     """Split 60/20/20 in time and standardise."""
     n = len(values)
-    needed = 10 * (WINDOW + horizon)
-    if n < needed:
-        raise ValueError(f"{n} rows are too few: a horizon of {horizon} needs at least {needed}")
+    if n < 10 * (WINDOW + 1):
+        raise ValueError(f"{n} rows are too few: give at least {10 * (WINDOW + 1)}")
     train_end = int(0.6 * n)
     mean = values[:train_end].mean(0)
     scale = values[:train_end].std(0)
@@ -150,29 +109,16 @@ def network(n_in: int, n_out: int) -> nn.Module:
 
 
 def forecasts(
-    data: Data,
-    horizon: int,
-    epochs: int,
-    seed: int,
+    data: Data, epochs: int, seed: int
 ) -> tuple[Estimator, np.ndarray, dict[str, np.ndarray]]:
-    """Return a fitted estimator, the truth, and the forecasts of each method: (horizon, C, T), NaN
-    where there is no truth.
+    """Return a fitted estimator, the truth, and the forecasts of each method: (C, T), NaN where
+    there is no truth.
     """
     n, c = data.values.shape
     x = data.values.T[:, None]  # (C, 1, T): one series
-    truth = np.full((horizon * c, 1, n), np.nan, "float32")
-    for k in range(horizon):
-        truth[k * c : (k + 1) * c, 0, : n - k - 1] = data.values[k + 1 :].T
-    naive = np.tile(x, (horizon, 1, 1))
-    # the model learns this, so that its zero is the naive forecast
-    difference = truth - naive
-
-    def targets(start: int, stop: int) -> np.ndarray:
-        """Return the targets that are all in the rows from start to stop, NaN elsewhere."""
-        steps = np.arange(stop)
-        inside = (steps >= start - 1) & (steps < stop - horizon)
-        return np.where(inside, difference[:, :, :stop], np.nan)
-
+    truth = np.full_like(x, np.nan)
+    truth[:, :, :-1] = x[:, :, 1:]
+    difference = truth - x  # the model learns this, so that its zero is the naive forecast
     cosine = functools.partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=epochs)
     est = Estimator(
         network,
@@ -185,60 +131,48 @@ def forecasts(
     )
     end = data.train_end
     stop = data.test_start
-    validation = (x[:, :, :stop], targets(end, stop))
-    est.fit(x[:, :, :end], targets(0, end), validation_data=validation)
+    # each part has the targets that are in it
+    is_validation = np.arange(stop) >= end - 1
+    validation = np.where(is_validation, difference[:, :, :stop], np.nan)
+    validation[:, :, -1] = np.nan
+    training = np.where(is_validation[:end], np.nan, difference[:, :, :end])
+    est.fit(x[:, :, :end], training, validation_data=(x[:, :, :stop], validation))
 
     n_windows = -(-n // WINDOW)
     padded = np.full((c, 1, n_windows * WINDOW), np.nan, "float32")
     padded[:, :, :n] = x
     # every window is a separate series, and begins with the zero state
-    alone = est.predict(padded.reshape(c, n_windows, WINDOW))
-    reset = alone.reshape(len(naive), 1, -1)[:, :, :n]
-    by_method = {STATEFUL: naive + est.predict(x), RESET: naive + reset, NAIVE: naive}
-    shape = (horizon, c, n)
-    by_method = {name: values.reshape(shape) for name, values in by_method.items()}
-    return est, truth.reshape(shape), by_method
+    reset = est.predict(padded.reshape(c, n_windows, WINDOW)).reshape(c, 1, -1)[:, :, :n]
+    by_method = {STATEFUL: x + est.predict(x), RESET: x + reset, NAIVE: x}
+    return est, truth[:, 0], {name: values[:, 0] for name, values in by_method.items()}
 
 
-def table(
-    data: Data,
-    truth: np.ndarray,
-    by_method: dict[str, np.ndarray],
-) -> dict[str, float]:
-    """Print the errors on the last part, and return them."""
-    horizon, c, n = truth.shape
-    test = slice(data.test_start - 1, n - horizon)  # every forecast of rows of the last part
-    mse = {}
-    for name, values in by_method.items():
-        errors = (values - truth)[:, :, test]
-        mse[name] = float((errors**2).mean())
-    ahead = "next step" if horizon == 1 else f"next {horizon} steps"
-    title = f"forecast of the {ahead}, {c} column{'s' * (c > 1)}, {test.stop - test.start} times"
-    width = max(map(len, (title, *mse)))
+def table(data: Data, truth: np.ndarray, by_method: dict[str, np.ndarray]) -> None:
+    """Print the errors on the last part."""
+    c, n = truth.shape
+    test = slice(data.test_start - 1, n - 1)  # every forecast of rows of the last part
+    title = f"forecast of the next step, {c} column{'s' * (c > 1)}, {test.stop - test.start} times"
+    width = max(map(len, (title, *by_method)))
     print(f"| {title:{width}} |    MSE |\n|{'-' * (width + 2)}|-------:|")
-    for name, value in mse.items():
-        print(f"| {name:{width}} | {value:6.4f} |")
-    return mse
+    for name, values in by_method.items():
+        mse = ((values - truth)[:, test] ** 2).mean()
+        print(f"| {name:{width}} | {mse:6.4f} |")
 
 
 # -- picture ---------------------------------------------------------------------------------------
 
 
 def make_figure(path: str) -> Any:
-    """Return an empty figure that can be saved as ``path``; None without matplotlib."""
+    """Return an empty figure, saved as ``path``; None without matplotlib.
+
+    Raises OSError or ValueError, before training, if it cannot be saved.
+    """
     try:
         from matplotlib.figure import Figure  # an extra
     except ImportError:
         return None
     figure = Figure(figsize=(11, 4), layout="constrained")
-    # tested before the training, which takes a while
-    endings = figure.canvas.get_supported_filetypes()
-    if Path(path).suffix[1:] not in endings:
-        raise ValueError(
-            f"cannot write {path}: a picture's name ends in one of {', '.join(sorted(endings))}"
-        )
-    if not Path(path).parent.is_dir():
-        raise ValueError(f"cannot write {path}: there is no folder {Path(path).parent}")
+    figure.savefig(path)
     return figure
 
 
@@ -247,11 +181,10 @@ def draw(
     title: str,
     data: Data,
     est: Estimator,
-    truth: np.ndarray,
     by_method: dict[str, np.ndarray],
 ) -> None:
     """Draw the last column where the last part is liveliest, in its units, and the loss curve."""
-    horizon, _, n = truth.shape
+    n = len(data.values)
     last = data.values[:, -1]
     size = min(8 * DAY, n - data.test_start)
     begin = max(range(data.test_start, n - size + 1), key=lambda t: last[t : t + size].var())
@@ -262,10 +195,11 @@ def draw(
 
     left, right = figure.subplots(1, 2, width_ratios=[3, 1])
     plot(last[steps], label="truth", color="0.82", lw=5, solid_joinstyle="round")
-    plot(by_method[RESET][-1, -1, steps - horizon], label=RESET, color="tab:orange", lw=1.2)
-    plot(by_method[STATEFUL][-1, -1, steps - horizon], label=STATEFUL, color="tab:blue", lw=1.6)
-    ahead = f"{horizon} step{'s' * (horizon > 1)} ahead"
-    left.set(xlabel="time step", ylabel=f"{data.columns[-1]}, {ahead}", xlim=(steps[0], steps[-1]))
+    plot(by_method[RESET][-1, steps - 1], label=RESET, color="tab:orange", lw=1.2)
+    plot(by_method[STATEFUL][-1, steps - 1], label=STATEFUL, color="tab:blue", lw=1.6)
+    left.set(
+        xlabel="time step", ylabel=f"{data.columns[-1]}, 1 step ahead", xlim=(steps[0], steps[-1])
+    )
     left.set_title(title, loc="left")
     left.legend(
         loc="upper left", bbox_to_anchor=(0, -0.16), ncols=3, frameon=False, borderaxespad=0
@@ -285,104 +219,46 @@ def draw(
 # -- command ---------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Have torch use one thread.
-
-    Windows this small gain nothing from more, which mostly wait for each other: on two cores that
-    were busy with other things, the demonstration took minutes in place of seconds.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError
-    return value
-
-
-positive.__name__ = "positive number"  # argparse says "invalid positive number value: ..."
-
-
-def show_checkpoints(argv: Sequence[str]) -> int:
-    """List the checkpoints in folders, and compare runs; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m fluxutils_py checkpoints",
-        description="List the checkpoints in folders: steps, sizes and losses; of several "
-        "folders, compare the newest.",
-    )
-    parser.add_argument(
-        "folders", nargs="+", metavar="FOLDER", help="that a Checkpointer has written to"
-    )
-    args = parser.parse_args(argv)
-    try:
-        print(checkpoint_report(args.folders))
-    except OSError as error:
-        print(f"fluxutils_py: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the demonstration, or another command; returns the exit status."""
-    argv = sys.argv[1:] if argv is None else list(argv)
-    if argv[:1] == ["checkpoints"]:
-        return show_checkpoints(argv[1:])
+    """Run the demonstration; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m fluxutils_py",
         description=(__doc__ or "").splitlines()[0],
-        epilog="python -m fluxutils_py checkpoints FOLDER... lists checkpoints and compares runs",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    parser.add_argument(
-        "--data", metavar="FILE.csv", help="one row per time step; what is no number is skipped"
-    )
-    parser.add_argument(
-        "--out", default="forecast.png", metavar="PICTURE", help="where to draw (%(default)s)"
-    )
-    parser.add_argument(
-        "--horizon",
-        type=positive,
-        default=1,
-        metavar="STEPS",
-        help="steps to forecast (%(default)s)",
-    )
-    parser.add_argument(
-        "--epochs", type=positive, default=30, help="passes over the data, at most (%(default)s)"
-    )
-    parser.add_argument(
-        "--steps", type=positive, default=12_000, help="length of made data (%(default)s)"
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, help="of made data and training (%(default)s)"
-    )
+    parser.add_argument("--data", help="a CSV file, one row per time step, in place of made data")
+    parser.add_argument("--out", default="forecast.png", help="where to draw")
+    parser.add_argument("--epochs", type=int, default=30, help="passes over the data, at most")
+    parser.add_argument("--steps", type=int, default=12_000, help="length of made data")
+    parser.add_argument("--seed", type=int, default=0, help="of made data and training")
     args = parser.parse_args(argv)
+    if min(args.epochs, args.steps) < 1:
+        parser.error("--epochs and --steps must be at least 1")
     try:
         rng = np.random.default_rng(args.seed)
         made = made_data(args.steps, rng) if args.data is None else read_csv(args.data)
-        data = prepare(*made, args.horizon)
+        data = prepare(*made)
+    except (OSError, ValueError) as error:
+        print(f"fluxutils_py: cannot read {args.data or 'made data'}: {error}", file=sys.stderr)
+        return 1
+    try:
         figure = make_figure(args.out)
-    except ValueError as error:
-        print(f"fluxutils_py: {error}", file=sys.stderr)
+    except (OSError, ValueError) as error:
+        print(f"fluxutils_py: cannot write {args.out}: {error}", file=sys.stderr)
         return 1
     title = STORY if args.data is None else f"Forecast of {Path(args.data).name}"
     print(f"{title}.")
-    with one_thread():
-        est, truth, by_method = forecasts(data, args.horizon, args.epochs, args.seed)
+    est, truth, by_method = forecasts(data, args.epochs, args.seed)
     table(data, truth, by_method)
     if figure is None:
         print("No picture: matplotlib is not installed; pip install matplotlib")
     else:
-        draw(figure, title, data, est, truth, by_method)
+        draw(figure, title, data, est, by_method)
         figure.savefig(args.out, dpi=150)
         print(f"Picture: {args.out}")
     return 0
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)  # windows this small gain nothing from more, which wait for each other
     sys.exit(main())

@@ -19,7 +19,6 @@ from fluxutils_py.estimator.fit_loop import FitLoop
 from fluxutils_py.estimator.fitted_parts import SeriesEstimator
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.training import Checkpointer
-from fluxutils_py.training.checkpointer import explain_lost_files
 from fluxutils_py.training.generator_state import RandomGenerators
 
 SERIES_OF_RANKS = (SHARDS.format(""), SHARDS.format("validation "))
@@ -61,9 +60,8 @@ def saved_minibatch_size(callbacks: list[Any], ranks: RankGroup) -> Mapping[str,
     def read() -> Any:
         # of several newest ones the first, as in restore_newest
         newest = max(checkpointers, key=Checkpointer.latest_step)
-        with explain_lost_files(newest.dir):
-            path = newest.latest()
-            state = None if path is None else newest.read(path)
+        path = newest.latest()
+        state = None if path is None else newest.read(path)
         return (state or {}).get("fit", {}).get("size")
 
     return ranks.allgather(ranks.guard(read) if ranks.rank == 0 else None)[0]

@@ -16,7 +16,6 @@ from fluxutils_py.errors import SpecError, warn
 from fluxutils_py.estimator.building import default_model
 from fluxutils_py.lr_schedules import cosine
 from fluxutils_py.nn.precision import check_precision
-from fluxutils_py.parallel.launcher import in_shared_search
 from fluxutils_py.training.make_optimizer import adamw
 from fluxutils_py.tree import children, is_sequence
 from fluxutils_py.validation import check_integer, check_positive
@@ -434,8 +433,4 @@ class Settings:
         is_default = model is None or getattr(model, "func", None) is default_model
         if is_default and arguments.get("opt") is None:
             arguments["opt"] = functools.partial(adamw, lr=0.01)
-        if in_shared_search():
-            # The candidates of a search were each fitted by one process, and its refit trains them
-            # together: minibatches of the same size give the model that was chosen.
-            arguments["scaling"] = "strong"
         return cls(**arguments)

@@ -1,6 +1,5 @@
 """Training on several processes (ranks)."""
 
-from fluxutils_py.parallel import joblib_mpi as joblib_mpi  # registers joblib's backend "mpi"
 from fluxutils_py.parallel.communicator import Communicator
 from fluxutils_py.parallel.mpi import MPIComm, abort_on_exception
 from fluxutils_py.parallel.rank_group import RankGroup, get_communicator

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import threading
-from collections.abc import Iterator
-
-from joblib.parallel import get_active_backend
 
 # of Open MPI; of MPICH, Intel MPI and srun; of MVAPICH
 SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
@@ -25,11 +21,10 @@ def detect_launcher() -> str | None:
     """Return the launcher that started this process as one of several ranks: ``"mpi"``,
     ``"torch"``, or None.
 
-    None inside :func:`alone`, and in child processes and threads other than the main one, which
-    inherit the variables.
+    None in child processes and threads other than the main one, which inherit the variables.
     """
     is_child = multiprocessing.parent_process() is not None
-    if _is_alone or is_child or threading.current_thread() is not threading.main_thread():
+    if is_child or threading.current_thread() is not threading.main_thread():
         return None
     return _launcher_by_variables()
 
@@ -44,28 +39,6 @@ def _launcher_by_variables() -> str | None:
     if "PMIX_RANK" in os.environ:  # srun --mpi=pmix
         sizes.append(int(os.environ.get("SLURM_STEP_NUM_TASKS", 1)))
     return "mpi" if max(sizes, default=1) > 1 else None
-
-
-_is_alone = False  # in the main thread: others are alone anyway
-
-
-@contextlib.contextmanager
-def alone() -> Iterator[None]:
-    """Inside the block, ``comm="auto"`` means this process alone, for a task that ranks do not
-    share.
-    """
-    global _is_alone
-    before = _is_alone
-    _is_alone = True
-    try:
-        yield
-    finally:
-        _is_alone = before
-
-
-def in_shared_search() -> bool:
-    """Whether this process is inside ``joblib.parallel_config("mpi")``, but not inside a task."""
-    return getattr(get_active_backend()[0], "shares_ranks", False)
 
 
 def local_rank() -> int:

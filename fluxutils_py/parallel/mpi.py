@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -66,19 +65,6 @@ class MPIComm(LaunchedComm):
         self._rows = np.empty((self.size, 0))  # of all ranks, in the last sum that was a gathering
         # by rank: the last collective that it said it waits in
         self._last_heard: dict[int, int] = {}
-
-    @contextlib.contextmanager
-    def executor(self) -> Iterator[Any]:
-        """Run functions on all other ranks.
-
-        Yields a ``concurrent.futures.Executor`` on rank 0, and None on the others, which serve it.
-        All ranks enter the block together. Functions travel by name.
-        """
-        from mpi4py.futures import MPICommExecutor
-
-        self._connect_once()
-        with MPICommExecutor(self._comm, 0) as executor:
-            yield executor
 
     def is_open(self) -> bool:
         return not _import_mpi().Is_finalized()
@@ -205,16 +191,6 @@ def abort_on_exception() -> Iterator[None]:
             # this process prints its error and ends as usual, and takes the others with it
             set_abort_status(error)
         raise
-
-
-def require_script_on_all_ranks() -> None:
-    """Raise RuntimeError if only rank 0 runs the script, and the others serve it."""
-    core = sys.modules.get("mpi4py.futures._core")
-    if core is not None and core.SharedPool is not None:
-        raise RuntimeError(
-            "python -m mpi4py.futures runs the script on rank 0 only, but all ranks must run it: "
-            "mpirun -n 4 python script.py"
-        )
 
 
 def _import_mpi() -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import json
 import logging
@@ -10,22 +9,19 @@ import math
 import os
 import re
 import signal
-import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fluxutils_py.errors import LoadError
-from fluxutils_py.files import atomic_write
+from fluxutils_py.files import atomic_write, remove_leftovers
 from fluxutils_py.optim import load_optimizer_state
 from fluxutils_py.parallel import RankGroup, get_communicator, is_main_process
-from fluxutils_py.training.excluded_parts import ExcludedParts
 from fluxutils_py.training.loop import Loop
 from fluxutils_py.training.plain_files import read_file, to_plain_data
 from fluxutils_py.training.plain_state import as_tracked
@@ -68,11 +64,6 @@ class Checkpointer:
     trigger : Trigger, optional
         When to save as a hook of a loop, such as ``EveryNSeconds(60)``; by default after every
         epoch.
-    exclude : sequence of str
-        Patterns of parameters and buffers that are neither saved nor restored, such as
-        ``"model.embedding.*"``: the tracked name of the module, then the name inside it, with the
-        wildcards of ``fnmatch``. What an optimizer keeps about such a parameter, as its moments, is
-        left out too.
 
     Notes
     -----
@@ -130,20 +121,19 @@ class Checkpointer:
         take_mean: int = 1,
         *,
         trigger: Trigger | None = None,
-        exclude: Sequence[str] = (),
     ) -> None:
-        _require_folder(dir)
-        _require_trigger(trigger)
+        self.dir = Path(dir)
+        if self.dir.exists() and not self.dir.is_dir():
+            raise NotADirectoryError(f"dir={str(dir)!r} is a file; give the path of a folder")
+        if trigger is not None and not isinstance(trigger, Trigger):
+            raise TypeError(f"trigger must be a Trigger, such as EveryNSteps(100), got {trigger!r}")
         self.keep = count_or_all("keep", keep)
         self.take_mean = count_or_all("take_mean", take_mean)
         if -1 != self.keep < self.take_mean:
             raise ValueError(
                 f"take_mean={take_mean} needs as many checkpoints, and keep={keep}; raise keep"
             )
-        _require_patterns(exclude)
-        self.dir = Path(dir)
         self.trigger = trigger
-        self.exclude = tuple(exclude)
         self.tracked: dict[str, Any] = {}
         # Number of the checkpoint that this run restored or saved last: 0 is none, None not known.
         self._last_number: int | None = None
@@ -209,21 +199,18 @@ class Checkpointer:
 
     def _local_states(self, ranks: RankGroup) -> dict[str, Any]:
         """Return the states of the tracked objects that differ on this rank; on rank 0, of all."""
-        excluded = ExcludedParts(self.exclude, self.tracked)
         things = self.tracked
         if not ranks.is_single and ranks.rank > 0:  # these are equal on all ranks
             equal = nn.Module | torch.optim.Optimizer
             things = {name: v for name, v in things.items() if not isinstance(v, equal)}
-        return {
-            name: to_plain_data(excluded.remove(name, thing.state_dict()), name)
-            for name, thing in things.items()
-        }
+        return {name: to_plain_data(thing.state_dict(), name) for name, thing in things.items()}
 
     def _write_checkpoint(
         self, loop: Any, state: dict[str, Any], others: list[dict[str, Any]]
     ) -> Path:
         trainable = {
-            name: _trainable_names(thing, state[name])
+            # a parameter that two modules share is saved under both names
+            name: [k for k, p in thing.named_parameters(remove_duplicate=False) if p.requires_grad]
             for name, thing in self.tracked.items()
             if isinstance(thing, nn.Module)
         }
@@ -263,9 +250,8 @@ class Checkpointer:
             return False
         before: dict[str, Any] = {}
         try:
-            with explain_lost_files(self.dir):
-                ranks.guard(self._load_files, paths, before, ranks)
-                ranks.allgather()  # an error on any rank is one on all, which then undo
+            ranks.guard(self._load_files, paths, before, ranks)
+            ranks.allgather()  # an error on any rank is one on all, which then undo
         except BaseException:
             for name, state in before.items():
                 _load_state(self.tracked[name], state)
@@ -274,7 +260,6 @@ class Checkpointer:
 
     def _load_files(self, paths: list[Path], before: dict[str, Any], ranks: RankGroup) -> None:
         """Load the checkpoints into the tracked objects; keep their old states in ``before``."""
-        excluded = ExcludedParts(self.exclude, self.tracked)
         state, others = self._read_files(paths)
         if set(state) != set(self.tracked):
             raise LoadError(
@@ -288,30 +273,9 @@ class Checkpointer:
                     of_rank = state_of_rank(parts, ranks.rank)
                 else:
                     of_rank = reshard(thing, parts, ranks.rank, ranks.size)
-                _load_state(thing, excluded.keep(name, of_rank, before[name]))
+                _load_state(thing, of_rank)
             except Exception as error:
                 raise LoadError(f"{paths[-1]} does not fit, its {name}: {error}") from error
-
-    def backup(self) -> Path:
-        """Link or copy the newest checkpoint into the subfolder ``backup``, which ``keep`` leaves
-        alone; return its path there.
-
-        Raises FileNotFoundError if there is none. Source: ``Backup`` of gomlx.
-        """
-        path = self.latest()
-        if path is None:
-            raise FileNotFoundError(f"there is no checkpoint in {self.dir}; save one first")
-        folder = self.dir / "backup"
-        folder.mkdir(exist_ok=True)
-        for file in (path.with_suffix(".json"), path):
-            try:
-                os.link(file, folder / file.name)
-            except FileExistsError:
-                pass
-            except OSError:  # a file system without links
-                with atomic_write(folder / file.name) as f:
-                    f.write(file.read_bytes())
-        return folder / path.name
 
     # -- as a hook of a loop -----------------------------------------------------------------------
 
@@ -334,7 +298,10 @@ class Checkpointer:
 
     def paths(self) -> list[Path]:
         """Return the checkpoints in the folder, sorted by save number, oldest first."""
-        return checkpoint_paths(self.dir)
+        if not self.dir.is_dir():
+            return []
+        found = (path for path in self.dir.iterdir() if NAME.fullmatch(path.name))
+        return sorted(found, key=save_number)
 
     def _paths_to_read(self) -> list[Path]:
         """Return the checkpoints to average, oldest first."""
@@ -347,7 +314,7 @@ class Checkpointer:
     def latest_step(self) -> int:
         """Return the step of the newest checkpoint; -1 if there is none."""
         path = self.latest()
-        return -1 if path is None else checkpoint_step(path)
+        return -1 if path is None else int(path.stem.rpartition("-")[2])
 
     def write(
         self,
@@ -391,29 +358,36 @@ class Checkpointer:
             "step": step,
             "metrics": dict(metrics or {}),
             "versions": {name: installed_version(name) for name in PACKAGES},
-            "process": os.getpid(),
-            "host": socket.gethostname(),
         }
         self.dir.mkdir(parents=True, exist_ok=True)
-        number = require_sole_run(self.dir, self._last_number) + 1
-        remove_leftovers(self.dir)
+        number = self._newest_of_this_run() + 1
+        # of processes that were killed during a save
+        for left in self.dir.glob(".checkpoint-n*.part"):
+            remove_leftovers(str(self.dir / left.name[1:].rsplit(".", 2)[0]))
         path = self.dir / f"checkpoint-n{number:07d}-step-{step:08d}.pt"
-        with explain_lost_files(self.dir):
-            # First the description, so that every checkpoint has one.
-            with atomic_write(path.with_suffix(".json")) as f:
-                f.write(json.dumps(about, indent=1, default=str).encode())
-            with atomic_write(path) as f:
-                torch.save(content, f)
+        with atomic_write(path) as f:
+            torch.save(content, f)
+        with atomic_write(path.with_suffix(".json")) as f:
+            f.write(json.dumps(about, indent=1, default=str).encode())
         self._last_number = number
-        self._remove_old_files()
+        for old in [] if self.keep == -1 else self.paths()[: -self.keep]:
+            old.with_suffix(".json").unlink(missing_ok=True)
+            old.unlink(missing_ok=True)
         return path
 
-    def _remove_old_files(self) -> None:
-        if self.keep == -1:
-            return
-        for path in self.paths()[: -self.keep]:
-            path.unlink(missing_ok=True)
-            path.with_suffix(".json").unlink(missing_ok=True)
+    def _newest_of_this_run(self) -> int:
+        """Return the number of the newest checkpoint, 0 if there is none; raise FileExistsError if
+        it is newer than what this run restored or saved last.
+        """
+        newest = self.latest()
+        number = 0 if newest is None else save_number(newest)
+        if newest is not None and self._last_number is not None and number > self._last_number:
+            raise FileExistsError(
+                f"{newest} is of another run that saves to this folder too, and this one knew of "
+                f"number {self._last_number}. End the other run, or give this one another folder; "
+                "when started again, this one continues from the newest checkpoint"
+            )
+        return number
 
     def read(
         self, path: str | os.PathLike[str] | None = None, device: Device = "cpu"
@@ -436,7 +410,12 @@ class Checkpointer:
         """Return the state of rank 0, averaged over the files, and the parts that differ on the
         other ranks.
         """
-        contents = [self._read_file(path, device) for path in reversed(paths)]
+        try:
+            contents = [read_file(path, KIND, device, format=FORMAT) for path in reversed(paths)]
+        except LoadError as error:
+            raise LoadError(
+                f"{error}. Delete it to continue from the previous checkpoint, if there is one"
+            ) from None
         newest = contents[0]
         if len(contents) > 1:
             self._average(newest, [content["state"] for content in contents])
@@ -447,50 +426,16 @@ class Checkpointer:
         for part, names in newest["trainable"].items():
             tensors = newest["state"][part]
             for name in names:
-                full_name = f"{part}.{name}"
-                left_out = any(fnmatchcase(full_name, pattern) for pattern in self.exclude)
-                if not left_out and tensors[name].is_floating_point():
-                    saved = [state.get(part, {}).get(name) for state in states]
-                    tensors[name] = mean(saved, full_name)
-
-    def _read_file(self, path: Path, device: Device) -> dict[str, Any]:
-        try:
-            return read_file(path, KIND, device, format=FORMAT)
-        except LoadError as error:
-            raise LoadError(
-                f"{error}. Delete it to continue from the previous checkpoint, if there is one"
-            ) from None
-
-
-def _require_folder(dir: object) -> None:
-    if not isinstance(dir, str | os.PathLike) or not os.fspath(dir):
-        raise TypeError(f"dir must be the path of a folder, got {dir!r}")
-    if Path(dir).exists() and not Path(dir).is_dir():
-        raise NotADirectoryError(
-            f"dir={str(dir)!r} is a file; give a folder, which the first save makes"
-        )
-
-
-def _require_trigger(trigger: object) -> None:
-    if trigger is not None and not isinstance(trigger, Trigger):
-        raise TypeError(
-            "trigger must be a Trigger, such as EveryNSteps(100) or EveryNSeconds(60), or None; "
-            f"got {trigger!r}"
-        )
-
-
-def _require_patterns(exclude: Iterable[object]) -> None:
-    if isinstance(exclude, str) or not all(isinstance(pattern, str) for pattern in exclude):
-        raise TypeError(
-            f"exclude must be a list of patterns, such as ['model.head.*'], got {exclude!r}"
-        )
-
-
-def _trainable_names(module: nn.Module, state: Mapping[str, Any]) -> list[str]:
-    """Return the names of the trained parameters that are in a state."""
-    # A parameter that two modules share is saved under both names.
-    named = module.named_parameters(remove_duplicate=False)
-    return [name for name, p in named if p.requires_grad and name in state]
+                if not tensors[name].is_floating_point():
+                    continue
+                try:
+                    saved = torch.stack([state[part][name].double() for state in states])
+                except (KeyError, RuntimeError) as error:
+                    raise LoadError(
+                        f"{part}.{name} differs between the newest checkpoints ({error}); set "
+                        "take_mean=1"
+                    ) from error
+                tensors[name] = saved.mean(0).to(tensors[name].dtype)
 
 
 def _load_state(thing: Any, state: Any) -> None:
@@ -505,97 +450,9 @@ def count_or_all(name: str, value: object) -> int:
     return -1 if check_integer(name, value) == -1 else check_integer(name, value, 1)
 
 
-def mean(tensors: list[Tensor | None], name: str) -> Tensor:
-    """Return the mean of tensors of equal shape, in their dtype; raise LoadError if the shapes
-    differ.
-    """
-    shapes = [None if t is None else tuple(t.shape) for t in tensors]
-    if len(set(shapes)) > 1:
-        raise LoadError(
-            f"{name} has the shapes {shapes} in the newest checkpoints; set take_mean=1"
-        )
-    present = [t for t in tensors if t is not None]
-    return torch.stack([t.double() for t in present]).mean(0).to(present[0].dtype)
-
-
-# -- the folder ------------------------------------------------------------------------------------
-
-
-def checkpoint_paths(folder: Path) -> list[Path]:
-    """Return the checkpoints in a folder, sorted by save number, oldest first."""
-    if not folder.is_dir():
-        return []
-    return sorted((path for path in folder.iterdir() if NAME.fullmatch(path.name)), key=save_number)
-
-
 def save_number(path: Path) -> int:
     """Return the save number of a checkpoint."""
     return int(path.name.split("-")[1].removeprefix("n"))
-
-
-def checkpoint_step(path: Path) -> int:
-    """Return the step of a checkpoint."""
-    return int(path.stem.rpartition("-")[2])
-
-
-def require_sole_run(folder: Path, last: int | None) -> int:
-    """Return the number of the newest checkpoint, 0 if there is none.
-
-    Raises
-    ------
-    FileExistsError
-        If it is newer than ``last``, the number that this run restored or saved last; None is not
-        known.
-    """
-    newest = next(reversed(checkpoint_paths(folder)), None)
-    if newest is None:
-        return 0
-    number = save_number(newest)
-    if last is None or number <= last:
-        return number
-    process = ""
-    with contextlib.suppress(OSError, ValueError, KeyError):  # the name of a file is enough
-        about = json.loads(newest.with_suffix(".json").read_text("utf-8"))
-        process = f" by process {about['process']} on {about['host']}"
-    known = f"number {last}" if last else "none"
-    raise FileExistsError(
-        f"{newest.name} was saved{process}, and this run knew of {known}: {_remedy(folder)}"
-    )
-
-
-@contextlib.contextmanager
-def explain_lost_files(folder: Path) -> Iterator[None]:
-    """Explain why a file is gone: another run took it for a leftover, or had newer ones."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        lost = error.filename or "a checkpoint"
-        raise FileExistsError(
-            f"{lost} was removed while this run used it: {_remedy(folder)}"
-        ) from error
-
-
-def _remedy(folder: Path) -> str:
-    return (
-        f"another run saves to {folder} too. End that run, or give this one another folder; when "
-        "started again, this one continues from the newest checkpoint"
-    )
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Remove the files that a process killed during a save left behind."""
-    complete = {path.stem for path in checkpoint_paths(folder)}
-    for path in folder.iterdir():
-        is_temporary = path.name.startswith(".checkpoint-n") and path.name.endswith(".part")
-        if is_temporary or _is_orphan(path, complete):
-            path.unlink(missing_ok=True)
-
-
-def _is_orphan(path: Path, complete: set[str]) -> bool:
-    """Return whether a file describes a checkpoint that was never written."""
-    if path.suffix != ".json" or path.stem in complete:
-        return False
-    return NAME.fullmatch(f"{path.stem}.pt") is not None
 
 
 # -- the end of a job, announced by a signal -------------------------------------------------------

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from fluxutils_py.nn.losses import SeqLoss
 from fluxutils_py.training.plain_files import PLAIN_TYPES
 from fluxutils_py.tree import children
 
+Texts = Iterator[tuple[str, str]]  # by name
 # their functions and modules are described by name
 LIBRARIES = (
     "torch",
@@ -26,6 +28,10 @@ LIBRARIES = (
 )
 # Values that are shown by their text. Files hold others (see plain_files): no NumPy scalars.
 PLAIN = (*PLAIN_TYPES, np.generic, torch.dtype, torch.Size)
+CALLABLES = (
+    *(functools.partial, SeqLoss, type, np.ufunc),
+    *(types.MethodType, types.FunctionType, types.BuiltinFunctionType),
+)
 OF_MODULES = frozenset(vars(nn.Module()))
 # attributes that hold its state
 OF_RECUR = frozenset(("state", "form", "_mark", "_marked", "sensitivity", "carries_sensitivity"))
@@ -42,143 +48,100 @@ def describe(name: str, value: Any) -> dict[str, str]:
     Leaves out global variables that a function reads, and possible working memory: lists, mappings
     and objects in closures and in attributes of objects, and tensors in attributes of modules.
     """
-    description = _Description()
-    description.add(name, value)
-    return description.texts
+    return dict(_texts(name, value, False, ()))
 
 
 def describe_modules(name: str, module: nn.Module) -> dict[str, str]:
     """Describe a module like :func:`describe`, without the values of parameters and buffers."""
-    description = _Description()
-    description.add_modules(name, module)
-    return description.texts
+    return dict(_module_texts(name, module, ()))
 
 
-class _Description:
-    """Collects texts by name.
+# Below, ``memory`` says that a container or an object may be working memory, which a fit changes as
+# it runs; ``within`` are the values being described, which may refer to each other.
 
-    An argument ``memory`` says that a container or an object may be working memory, which a fit
-    changes as it runs.
-    """
 
-    def __init__(self) -> None:
-        self.texts: dict[str, str] = {}
-        self._within: list[int] = []  # functions in progress, which may refer to each other
+def _texts(name: str, value: Any, memory: bool, within: tuple[int, ...]) -> Texts:
+    if id(value) in within:
+        return
+    within = (*within, id(value))
+    if isinstance(value, PLAIN):
+        yield name, text(value)
+    elif isinstance(value, Tensor | np.ndarray):
+        yield name, _array_text(value)
+    elif isinstance(value, CALLABLES):
+        yield from _callable_texts(name, value, memory, within)
+    elif isinstance(value, nn.Module):
+        yield from _module_texts(name, value, within)
+        tensors = dict(value.named_buffers()) | dict(value.named_parameters())
+        yield from _each(name, tensors, memory, within)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, tuple):
+        yield name, type(value).__qualname__
+        yield from _each(name, children(value) or {}, True, within)
+    elif isinstance(value, tuple) or not memory:
+        yield from _container_texts(name, value, memory, within)
 
-    def add(
-        self,
-        name: str,
-        value: Any,
-        memory: bool = False,
-    ) -> None:
-        if id(value) in self._within:
-            return
-        self._within.append(id(value))
-        try:
-            self._add_value(name, value, memory)
-        finally:
-            self._within.pop()
 
-    def add_modules(self, name: str, module: nn.Module) -> None:
-        for path, m in module.named_modules():
-            where = f"{name}.{path}" if path else name
-            self.texts[where] = type(m).__qualname__
-            is_library = _of_library(type(m))
-            if not is_library:
-                self._add_code(f"{where}.forward", type(m).forward)
-            for key, value in _attributes(m).items():
-                is_cache = is_library and key.startswith("_")
-                if not is_cache and not isinstance(value, Tensor | nn.Module):
-                    self.add(
-                        f"{where}.{key}",
-                        value,
-                        memory=not _is_setting(value),
-                    )
-
-    def _add_value(self, name: str, value: Any, memory: bool) -> None:
-        if isinstance(value, PLAIN):
-            self.texts[name] = text(value)
-        elif isinstance(value, Tensor | np.ndarray):
-            self.texts[name] = _array_text(value)
-        elif isinstance(value, functools.partial):
-            self.add(name, value.func, memory)
-            arguments: dict[Any, Any] = {
-                **dict(enumerate(value.args)),
-                **value.keywords,
-            }
-            self._add_each(name, arguments, memory)
-        elif isinstance(value, SeqLoss):
-            # as its criterion, so that both ways to give a loss are the same
-            self.add(name, value.criterion)
-        elif isinstance(value, types.MethodType):
-            self.add(name, value.__func__, memory)
-            self.add(f"{name}.__self__", value.__self__, memory)
-        elif isinstance(
-            value,
-            type | types.FunctionType | types.BuiltinFunctionType | np.ufunc,
-        ):
-            self._add_callable(name, value)
-        elif isinstance(value, nn.Module):
-            self.add_modules(name, value)
-            tensors = dict(value.named_buffers()) | dict(value.named_parameters())
-            self._add_each(name, tensors, memory)
-        elif isinstance(value, tuple):
-            self._add_sequence(name, value, memory)
-        elif dataclasses.is_dataclass(value):
-            self.texts[name] = type(value).__qualname__
-            self._add_each(name, children(value) or {}, memory=True)
-        elif not memory:
-            self._add_container(name, value)
-
-    def _add_callable(self, name: str, f: Any) -> None:
-        self.texts[name] = getattr(f, "__qualname__", repr(f))
+def _callable_texts(name: str, value: Any, memory: bool, within: tuple[int, ...]) -> Texts:
+    if isinstance(value, functools.partial):
+        yield from _texts(name, value.func, memory, within)
+        arguments: dict[Any, Any] = {**dict(enumerate(value.args)), **value.keywords}
+        yield from _each(name, arguments, memory, within)
+    elif isinstance(value, SeqLoss):
+        # as its criterion, so that both ways to give a loss are the same
+        yield from _texts(name, value.criterion, False, within)
+    elif isinstance(value, types.MethodType):
+        yield from _texts(name, value.__func__, memory, within)
+        yield from _texts(f"{name}.__self__", value.__self__, memory, within)
+    else:
+        yield name, getattr(value, "__qualname__", repr(value))
         # a library's code changes from version to version, and a checkpoint shall survive that
-        if isinstance(f, types.FunctionType) and not _of_library(f):
-            self._add_code(name, f)
+        if isinstance(value, types.FunctionType) and not _of_library(value):
+            yield from _code_texts(name, value, within)
 
-    def _add_container(self, name: str, value: Any) -> None:
-        if isinstance(value, list):
-            self._add_sequence(name, value, memory=False)
-        elif isinstance(value, set | frozenset):
-            # the order of a set differs from process to process
-            self._add_sequence(name, sorted(value, key=repr), memory=False)
-        else:
-            self.texts[name] = type(value).__qualname__
-            is_mapping = isinstance(value, Mapping)
-            parts = value if is_mapping else getattr(value, "__dict__", {})
-            self._add_each(name, parts, memory=True)
 
-    def _add_each(self, name: str, values: Mapping[Any, Any], memory: bool) -> None:
-        for key, value in values.items():
-            self.add(f"{name}.{key}", value, memory)
+def _each(name: str, values: Mapping[Any, Any], memory: bool, within: tuple[int, ...]) -> Texts:
+    for key, value in values.items():
+        yield from _texts(f"{name}.{key}", value, memory, within)
 
-    def _add_sequence(self, name: str, values: Sequence[Any], memory: bool) -> None:
-        if _all_plain(values):
-            self.texts[name] = f"({', '.join(map(text, values))})"
-            return
-        self.texts[name] = f"{len(values)} things"
-        self._add_each(name, dict(enumerate(values)), memory)
 
-    def _add_code(self, name: str, f: Any) -> None:
-        code = getattr(f, "__code__", None)
-        if code is None:
-            return
-        content = repr(_code_content(code)).encode()
-        self.texts[f"the code of {name}"] = digest_arrays(np.frombuffer(content, np.uint8))
-        defaults = {
-            **dict(enumerate(f.__defaults__ or ())),
-            **(f.__kwdefaults__ or {}),
-        }
-        self._add_each(name, defaults, memory=True)
-        for variable, cell in zip(code.co_freevars, f.__closure__ or (), strict=True):
-            try:
-                self.add(
-                    f"{name}.{variable}",
-                    cell.cell_contents,
-                    memory=True,
-                )
-            except ValueError:  # an empty closure cell
-                continue
+def _container_texts(name: str, value: Any, memory: bool, within: tuple[int, ...]) -> Texts:
+    if isinstance(value, set | frozenset):
+        value = sorted(value, key=repr)  # the order of a set differs from process to process
+    if not isinstance(value, tuple | list):
+        yield name, type(value).__qualname__
+        parts = value if isinstance(value, Mapping) else getattr(value, "__dict__", {})
+        yield from _each(name, parts, True, within)
+    elif _all_plain(value):
+        yield name, f"({', '.join(map(text, value))})"
+    else:
+        yield name, f"{len(value)} things"
+        yield from _each(name, dict(enumerate(value)), memory, within)
+
+
+def _module_texts(name: str, module: nn.Module, within: tuple[int, ...]) -> Texts:
+    for path, m in module.named_modules():
+        where = f"{name}.{path}" if path else name
+        yield where, type(m).__qualname__
+        is_library = _of_library(type(m))
+        if not is_library:
+            yield from _code_texts(f"{where}.forward", type(m).forward, within)
+        for key, value in _attributes(m).items():
+            is_cache = is_library and key.startswith("_")
+            if not is_cache and not isinstance(value, Tensor | nn.Module):
+                yield from _texts(f"{where}.{key}", value, not _is_setting(value), within)
+
+
+def _code_texts(name: str, f: Any, within: tuple[int, ...]) -> Texts:
+    code = getattr(f, "__code__", None)
+    if code is None:
+        return
+    content = repr(_code_content(code)).encode()
+    yield f"the code of {name}", digest_arrays(np.frombuffer(content, np.uint8))
+    defaults = {**dict(enumerate(f.__defaults__ or ())), **(f.__kwdefaults__ or {})}
+    yield from _each(name, defaults, True, within)
+    for variable, cell in zip(code.co_freevars, f.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # an empty closure cell
+            yield from _texts(f"{name}.{variable}", cell.cell_contents, True, within)
 
 
 def _attributes(module: nn.Module) -> dict[str, Any]:

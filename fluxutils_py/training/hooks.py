@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from fluxutils_py.errors import LoadError
@@ -202,18 +203,18 @@ class Hooks:
         An error ends the event and names the hook that raised it; ``close`` still calls all its
         hooks. On several ranks the error is raised at the next collective.
         """
-        ranks: RankGroup | None = getattr(loop, "ranks", None)
-        if ranks is not None and ranks.is_single:
-            ranks = None
+        ranks: RankGroup = getattr(loop, "ranks", None) or RankGroup()
         first_error = None
         for entry in self._entries[event]:
-            if entry.trigger is not None and not self._is_due(entry, event, loop, ranks):
+            if not self._is_due(entry, event, loop, ranks):
+                continue
+            # Start and close hooks must not wait for other ranks, which may have failed.
+            collective = entry.collective and event not in ("start", "close")
+            if not (collective or ranks.error is None or event == "close"):
                 continue
             try:
-                if ranks is None:
-                    self._call_entry(entry, event, loop, args, kwargs)
-                else:
-                    self._call_on_ranks(ranks, entry, event, loop, args, kwargs)
+                call = partial(self._call_entry, entry, event, loop, *args, **kwargs)
+                ranks.guard(call, collective=collective)
             except Exception as error:
                 if event != "close":
                     raise
@@ -221,34 +222,18 @@ class Hooks:
         if first_error is not None:
             raise first_error
 
-    def _call_on_ranks(
-        self,
-        ranks: RankGroup,
-        entry: _Entry,
-        event: str,
-        loop: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> None:
-        """Call an action, unless this rank has failed and the others do not wait for it."""
-        # Start and close hooks must not wait for other ranks, which may have failed.
-        collective = entry.collective and event not in ("start", "close")
-        if collective or ranks.error is None or event == "close":
-            ranks.guard(self._call_entry, entry, event, loop, args, kwargs, collective=collective)
-
-    def _is_due(self, entry: _Entry, event: str, loop: Any, ranks: RankGroup | None) -> bool:
+    def _is_due(self, entry: _Entry, event: str, loop: Any, ranks: RankGroup) -> bool:
         """Return whether an action is due; of ranks that act together by the clock, rank 0's clock
         decides.
         """
+        if entry.trigger is None:
+            return True
         due = entry.is_due(event, loop)
-        by_clock = entry.trigger is not None and entry.trigger.by_clock
-        if ranks is None or not by_clock or not entry.collective or event != "step":
+        if not (entry.trigger.by_clock and entry.collective and event == "step"):
             return due
         return bool(ranks.allgather(due)[0])
 
-    def _call_entry(
-        self, entry: _Entry, event: str, loop: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def _call_entry(self, entry: _Entry, event: str, loop: Any, *args: Any, **kwargs: Any) -> None:
         try:
             entry(loop, *args, **kwargs)
         except StopTraining:
@@ -360,12 +345,9 @@ def _event_methods(hook: object) -> dict[str, Action]:
         return methods
     if callable(hook):
         return {"step": hook}
-    remedy = ""
-    if hasattr(hook, "on_fit_task_end"):
-        remedy = ", a callback of scikit-learn: give it to the estimator's set_callbacks"
     raise TypeError(
         "a callback is a function of the loop, or has on_start, on_step, on_epoch, on_end or "
-        f"on_close; got {hook!r}{remedy}"
+        f"on_close; got {hook!r}. Callbacks of scikit-learn are for set_callbacks"
     )
 
 
@@ -390,24 +372,16 @@ def _describe_trigger(trigger: Trigger | None) -> str:
 
 def require_arguments(name: str, action: Any, *arguments: str) -> None:
     """Raise TypeError unless an action can be called with these arguments."""
-    if not callable(action):
-        raise TypeError(
-            f"{name!r} needs a function of {' and '.join(arguments)}, got {action!r}; in gomlx's "
-            "order, fluxutils_py.gomlx.OnStep(loop, name, priority, fn) takes it"
-        )
     try:
-        signature = inspect.signature(action)
-    except (TypeError, ValueError):  # built-in
+        inspect.signature(action).bind(*arguments)
+    except ValueError:  # built-in
         return
-    try:
-        signature.bind(*arguments)
-    except TypeError:
-        method = f".{action.__name__}" if inspect.ismethod(action) else ""
-        count = "one argument" if len(arguments) == 1 else f"{len(arguments)} arguments"
+    except TypeError as error:
         raise TypeError(
-            f"the callback {name}{method}{signature} must take {count}, {' and '.join(arguments)}; "
-            "fluxutils_py.praytools.cb(f) is a callback that calls f(), "
-            "fluxutils_py.bobbin.with_state(f) one that calls f(state, step_info=...)"
+            f"the callback {name!r}, {action!r}, must be a function of {' and '.join(arguments)} "
+            f"({error}); fluxutils_py.gomlx.OnStep takes gomlx's order of arguments, "
+            "fluxutils_py.praytools.cb(f) calls f(), fluxutils_py.bobbin.with_state(f) calls "
+            "f(state, step_info=...)"
         ) from None
 
 

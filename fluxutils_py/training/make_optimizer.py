@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -96,35 +95,15 @@ def make_scheduler(
 
 
 def _made_of(make: Any, argument: object, name: str) -> Any:
-    """Return ``make(argument)``.
-
-    Raises
-    ------
-    TypeError
-        If it needs more arguments.
-    """
-    make = with_python_numbers(make)
+    """Return ``make(argument)``; an error of missing arguments says how to give them."""
     try:
-        return make(argument)
-    except TypeError:
-        missing = _missing_argument(make, argument)
-        if missing is None:
-            raise
-    given = make.func if isinstance(make, partial) else make
-    called = getattr(given, "__name__", repr(given))
-    raise TypeError(
-        f"{name}: {called} needs more than one argument ({missing}): give it the others by "
-        f"functools.partial, as in partial({called}, argument=value)"
-    )
-
-
-def _missing_argument(make: Callable[..., Any], argument: object) -> str | None:
-    """Return why a callable does not take this argument alone; None if it does, or does not say."""
-    try:
-        inspect.signature(make).bind(argument)
-    except (TypeError, ValueError) as error:  # some built-in functions have no signature
-        return str(error) if isinstance(error, TypeError) else None
-    return None
+        return with_python_numbers(make)(argument)
+    except TypeError as error:
+        error.add_note(
+            f"{name} is called with one argument; give it others by functools.partial, as in "
+            "partial(torch.optim.SGD, lr=0.1)"
+        )
+        raise
 
 
 def begin_schedule(scheduler: object, n_left: int | None) -> None:

@@ -80,31 +80,35 @@ class TrainState:
         finally:
             restore(self.model, kept)
 
-    def replace(self, **changes: Any) -> TrainState:
+    def replace(
+        self,
+        *,
+        step: int | None = None,
+        params: Mapping[str, Any] | None = None,
+        extra_vars: Mapping[str, Any] | None = None,
+        opt_state: dict[str, Any] | None = None,
+    ) -> TrainState:
         """Return a copy with other values, as flax does; this state and its model do not change.
 
         Parameters
         ----------
-        **changes
-            ``step``; ``params`` and ``extra_vars``, tensors by name, of which those left out keep
-            their values; ``opt_state``, what :attr:`opt_state` of such an optimizer is.
+        step : int, optional
+        params, extra_vars : mapping, optional
+            Tensors by name; those left out keep their values.
+        opt_state : mapping, optional
+            What :attr:`opt_state` of such an optimizer is.
 
         Raises
         ------
-        TypeError
-            If a name is none of these.
         ValueError
             If the model has no such tensor, or of another shape.
         """
-        fields = ("step", "params", "extra_vars", "opt_state")
-        if unknown := [name for name in changes if name not in fields]:
-            raise TypeError(f"replace() takes {', '.join(fields)}; got {', '.join(unknown)}")
         new = copy.deepcopy(self)  # model and optimizer at once, so that they stay connected
-        new.step = changes.get("step", self.step)
-        set_vars(new.model, {**changes.get("params", {}), **changes.get("extra_vars", {})})
-        if "opt_state" in changes:
+        new.step = self.step if step is None else step
+        set_vars(new.model, {**(params or {}), **(extra_vars or {})})
+        if opt_state is not None:
             # copied: torch would change the moments that were given
-            load_optimizer_state(new.opt, copy.deepcopy(changes["opt_state"]))
+            load_optimizer_state(new.opt, copy.deepcopy(opt_state))
         return new
 
     def parts(self) -> dict[str, Any]:

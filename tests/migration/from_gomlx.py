@@ -459,13 +459,6 @@ def _(names, value):
     assert value is names["trainer"]
 
 
-@checks.of('saves = Checkpointer("kept").track(model=model); saves.save(loop); saves.backup()')
-def _(names, value):
-    assert str(value).startswith("kept/backup/checkpoint-n")
-    assert value.exists()
-    assert value.with_suffix(".json").exists()
-
-
 @checks.of("categorical_cross_entropy(torch.tensor([[0.5, 0.5]]), torch.tensor([[1.0, 0.0]]))")
 def _(names, value):
     assert value.item() == pytest.approx(math.log(2))
@@ -572,17 +565,6 @@ def _(names, value):
         value.save(Loop(numbers))
     value.restore()
     assert model.weight.item() == 3.0
-
-
-@checks.of('Checkpointer("part", exclude=["model.bias"])')
-def _(names, value):
-    model = nn.Linear(1, 1)
-    value.track(model=model).save(Loop(numbers))
-    weight = model.weight.item()
-    nn.init.constant_(model.weight, 7.0)
-    nn.init.constant_(model.bias, 9.0)
-    value.restore()
-    assert (model.weight.item(), model.bias.item()) == (pytest.approx(weight), 9.0)
 
 
 @checks.of(

@@ -17,20 +17,7 @@ import fluxutils_py
 PROGRAMS = Path(__file__).parent / "programs"
 TOGETHER = {  # programs that one mpirun runs, by number of ranks, and one torchrun of two ranks
     "torchrun": ["law6", "sharded"],
-    1: ["law6", "evaluation"],
-    2: [
-        "law6",
-        "evaluation",
-        "tasks",
-        "ways_to_train",
-        "failing_ways",
-        "collectives",
-        "event_files",
-        "sharded",
-        "forecasting",
-        "unequal",
-        "writers",
-    ],
+    2: ["law6", "collectives", "event_files", "forecasting", "unequal", "writers", "shared_trials"],
     3: [
         "law6",
         "evaluation",
@@ -43,9 +30,7 @@ TOGETHER = {  # programs that one mpirun runs, by number of ranks, and one torch
     ],
     4: ["elastic"],
 }
-for n in (2, 3):
-    TOGETHER[n].append("shared_searches")
-NEEDED = {"event_files": "tensorboard", "forecasting": "pandas", "shared_searches": "optuna"}
+NEEDED = {"event_files": "tensorboard", "forecasting": "pandas", "shared_trials": "optuna"}
 # the package, in this checkout or where it is installed, and the tests
 PYTHONPATH = os.pathsep.join(
     str(Path(file).resolve().parents[n]) for file, n in [(fluxutils_py.__file__, 1), (__file__, 2)]

@@ -22,17 +22,20 @@ def program():
 
 
 @functools.cache
-def in_one_process(dtype, factor):
-    return program().results(dtype, factor, None)
+def in_one_process(dtype, factor, case):
+    return program().results(dtype, factor, None, cases=[case])
 
 
-def compare(path, factor, *dtypes, tolerance=TOLERANCE):
-    found = np.load(path)
-    factors = factor if isinstance(factor, dict) else dict.fromkeys(dtypes, factor)
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [2, 3, "torchrun"])
+def test_ranks_train_as_one_process_with_a_larger_batch_or_with_the_same_one(ran, n):
+    found = np.load(ran("law6", n) / "found.npz")
+    launcher, size = ("torch", 2) if n == "torchrun" else ("mpi", n)
     expected = {
         name: value
-        for dtype in dtypes
-        for name, value in in_one_process(dtype, factors[dtype]).items()
+        for dtype, scaling, cases in program().plan(launcher, size)
+        for case in cases
+        for name, value in in_one_process(dtype, 1 if scaling == "strong" else size, case).items()
     }
     assert set(found.files) == set(expected)
     bad = {}
@@ -43,21 +46,11 @@ def compare(path, factor, *dtypes, tolerance=TOLERANCE):
         if "linear_and_network" in name:  # Adam makes more of what a sum over ranks has rounded
             scale *= 10
         if (
-            not apart <= tolerance[name.split()[0]] * scale
+            not apart <= TOLERANCE[name.split()[0]] * scale
             or (np.isnan(found[name]) != np.isnan(value)).any()
         ):
             bad[name] = apart
     assert not bad
-
-
-@pytest.mark.slow
-def test_ranks_under_mpirun_train_as_one_with_a_larger_batch(ran):
-    compare(ran("law6", 2) / "found.npz", 2, "float32", "float64")
-
-
-@pytest.mark.slow
-def test_ranks_under_mpirun_train_as_one_with_a_larger_batch_or_with_the_same_one(ran):
-    compare(ran("law6", 3) / "found.npz", {"float32": 3, "float64": 1}, "float32", "float64")
 
 
 def apart(a, b):
@@ -70,28 +63,16 @@ def apart(a, b):
     }
 
 
-@pytest.mark.few
-@pytest.mark.parametrize("n", [2, 3])
-def test_ranks_train_in_bfloat16_as_one_process_up_to_its_rounding(ran, n):
-    found = np.load(ran("law6", n) / "bfloat16.npz")
+def test_ranks_train_in_bfloat16_as_one_process_up_to_its_rounding(ran):
+    found = np.load(ran("law6", 3) / "bfloat16.npz")
     one, exact = (
-        program().in_precision(precision, n, None) for precision in ("bfloat16", "float32")
+        program().in_precision(precision, 3, None) for precision in ("bfloat16", "float32")
     )
     differences = apart(found, one)  # another batchsize is 0.07 and more apart
     # each rank's part is rounded, and so was the one process's
     assert differences.pop("gradient") < 2**-7
     assert max(differences.values()) < 2**-8
     assert apart(found, exact)["gradient"] > 1e-4  # of float32, ranks would be within 1e-6
-
-
-@pytest.mark.slow
-def test_one_rank_under_mpirun_is_as_without(ran):
-    compare(ran("law6", 1) / "found.npz", 1, "float32", tolerance={"float32": 0})
-
-
-@pytest.mark.slow
-def test_ranks_under_torchrun_train_as_one_with_a_larger_batch(ran):
-    compare(ran("law6", "torchrun") / "found.npz", 2, "float64")
 
 
 FIT = """

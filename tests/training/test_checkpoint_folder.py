@@ -1,18 +1,16 @@
 """A folder of checkpoints: what a killed save left there, and a second run that saves there too."""
 
-import json
 import os
 import re
 import subprocess
 import textwrap
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
-from fluxutils_py.training import Checkpointer, Loop, StepInfo, plain_files
+from fluxutils_py.files import atomic_write
+from fluxutils_py.training import Checkpointer, Loop, StepInfo
 
 
 def names(folder):
@@ -22,9 +20,14 @@ def names(folder):
 def test_what_a_killed_save_left_is_not_listed_and_is_cleared_away(tmp_path):
     checkpoints = Checkpointer(tmp_path)
     checkpoints.write({"i": 1}, 1)
-    (tmp_path / ".checkpoint-n0000002-step-00000009.pt.x3_ab.part").write_bytes(b"half")
-    (tmp_path / ".checkpoint-n0000002-step-00000009.json.x3_ab.part").write_bytes(b"{")
-    (tmp_path / "checkpoint-n0000002-step-00000009.json").write_text("{}")
+    for ending in ("pt", "json"):
+        child = os.fork()
+        if child == 0:
+            with atomic_write(tmp_path / f"checkpoint-n0000002-step-00000009.{ending}") as f:
+                f.write(b"half")
+                os._exit(0)
+        os.waitpid(child, 0)
+    assert len(names(tmp_path)) == 4
     assert checkpoints.read() == {"i": 1}
     assert len(checkpoints.paths()) == 1
     checkpoints.write({"i": 2}, 2)
@@ -43,7 +46,7 @@ def test_a_second_run_in_the_folder_is_refused_and_both_can_go_on(tmp_path):
     files = names(tmp_path)
     with pytest.raises(
         FileExistsError,
-        match=rf"^checkpoint-n0000002-step-00000000\.pt .*process {os.getpid()} .* none: .*{tmp_path}",
+        match=rf"^{tmp_path}/checkpoint-n0000002-step-00000000\.pt .*another run .*number 0",
     ):
         second.save(Loop(StepInfo))
     assert names(tmp_path) == files
@@ -52,48 +55,12 @@ def test_a_second_run_in_the_folder_is_refused_and_both_can_go_on(tmp_path):
     (tmp_path / "checkpoint-n0000003-step-00000000.json").unlink()
     with pytest.raises(
         FileExistsError,
-        match=r"^checkpoint-n0000003-\S+ .*number 2: ",
+        match=r"checkpoint-n0000003-\S+ .*number 2\.",
     ):
         first.save(Loop(StepInfo))
     second.latest().unlink()  # as a damaged one
     second.save(Loop(StepInfo))
     second.save(Loop(StepInfo))
-
-
-def test_a_file_that_another_run_takes_for_a_leftover(tmp_path, monkeypatch):
-    def save(content, file):
-        Checkpointer(tmp_path).write({}, 7)
-
-    checkpoints, real = Checkpointer(tmp_path), torch.save
-    monkeypatch.setattr(
-        torch, "save", lambda *args: (monkeypatch.setattr(torch, "save", real), save(*args))
-    )
-    with pytest.raises(FileExistsError, match=r"\.part was removed .*another run"):
-        checkpoints.write({}, 1)
-    assert checkpoints.latest_step() == 7
-
-
-@pytest.mark.parametrize(
-    ("module", "name"),
-    [(plain_files, "check_path"), (torch, "load"), (plain_files, "check_archive")],
-)
-def test_a_checkpoint_that_another_run_removes_while_it_is_read_is_explained(
-    tmp_path, monkeypatch, module, name
-):
-    model, real = nn.Linear(1, 1), getattr(module, name)
-    Checkpointer(tmp_path).write(
-        {"model": {name: values + 1 for name, values in model.state_dict().items()}}, 1
-    )
-    before = model.weight.item()
-
-    def remove_first(path, *args, **kwargs):
-        Path(path).unlink()
-        return real(path, *args, **kwargs)
-
-    monkeypatch.setattr(module, name, remove_first)
-    with pytest.raises(FileExistsError, match=r"was removed .*another run"):
-        Checkpointer(tmp_path).track(model=model).restore()
-    assert model.weight.item() == before
 
 
 @pytest.mark.slow
@@ -120,10 +87,7 @@ def test_of_two_processes_that_fit_into_one_folder_one_ends_as_if_alone(tmp_path
     alone = start("alone", "alone.pt")
     said = [p.communicate(timeout=300)[1] for p in (*both, alone)]
     failed = [text for p, text in zip((*both, alone), said, strict=True) if p.returncode]
-    told = re.compile(
-        rf"FileExistsError: .*another run saves to {re.escape(str(tmp_path / 'both'))} too",
-        re.DOTALL,
-    )
+    told = re.compile("FileExistsError: .*another run that saves to this|FileNotFoundError: .*both")
     assert [text for text in failed if not told.search(text)] == []
     expected = torch.load(tmp_path / "alone.pt")
     # neither knew of the other before both had saved: started again, it goes on
@@ -134,27 +98,3 @@ def test_of_two_processes_that_fit_into_one_folder_one_ends_as_if_alone(tmp_path
     assert all(
         torch.equal(expected[name], values) for state in ended for name, values in state.items()
     )
-
-
-@pytest.mark.parametrize("links", [True, False])
-def test_a_backup_stays_when_keep_removes_its_checkpoint(tmp_path, monkeypatch, links):
-    if not links:  # as on some file systems
-
-        def no_links(*_):
-            raise PermissionError("Operation not permitted")
-
-        monkeypatch.setattr(os, "link", no_links)
-    counted = {"n": 1}
-    saves = Checkpointer(tmp_path, keep=1).track(counted=counted)
-    with pytest.raises(FileNotFoundError, match="no checkpoint"):
-        saves.backup()
-    saves.save(SimpleNamespace(step=1))
-    backup = saves.backup()
-    assert saves.backup() == backup  # once more
-    for counted["n"] in (2, 3):
-        saves.save(SimpleNamespace(step=counted["n"]))
-    assert [path.name[-4:] for path in saves.paths()] == ["3.pt"]
-    kept = Checkpointer(tmp_path / "backup").track(counted=counted)
-    assert kept.paths() == [backup]
-    assert (kept.restore(), counted) == (True, {"n": 1})
-    assert json.loads(backup.with_suffix(".json").read_text())["step"] == 1

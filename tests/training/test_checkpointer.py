@@ -138,9 +138,7 @@ def test_other_things_are_refused_before_anything_is_written(tmp_path, value, wh
     assert not (tmp_path / "new").exists()
 
 
-TRIGGER = (
-    "trigger must be a Trigger, such as EveryNSteps(100) or EveryNSeconds(60), or None; got 100"
-)
+TRIGGER = "trigger must be a Trigger, such as EveryNSteps(100), got 100"
 
 
 @pytest.mark.parametrize(
@@ -152,14 +150,16 @@ TRIGGER = (
         ({"keep": True}, TypeError, "keep must be an integer, got True"),
         ({"keep": 0}, ValueError, "keep must be a positive integer, got 0"),
         ({"take_mean": None}, TypeError, "take_mean must be an integer, got None"),
+        (
+            {"take_mean": 3, "keep": 2},
+            ValueError,
+            "take_mean=3 needs as many checkpoints, and keep=2; raise keep",
+        ),
         ({"take_mean": -2}, ValueError, "take_mean must be a positive integer, got -2"),
-        ({"dir": None}, TypeError, "dir must be the path of a folder, got None"),
-        ({"dir": ""}, TypeError, "dir must be the path of a folder, got ''"),
-        ({"dir": 3}, TypeError, "dir must be the path of a folder, got 3"),
         (
             {"dir": __file__},
             NotADirectoryError,
-            f"dir={__file__!r} is a file; give a folder, which the first save makes",
+            f"dir={__file__!r} is a file; give the path of a folder",
         ),
     ],
 )
@@ -279,28 +279,8 @@ def test_means_need_parameters_of_one_shape(tmp_path):
         checkpoints.write({"m": {"w": torch.zeros(n)}}, n, trainable={"m": ["w"]})
     with pytest.raises(LoadError) as caught:
         checkpoints.read()
-    assert all(
-        part in str(caught.value) for part in ("m.w has the shapes [(3,), (2,)]", "take_mean=1")
-    )
+    assert all(part in str(caught.value) for part in ("m.w differs", "[3]", "[2]", "take_mean=1"))
     assert checkpoints.read(checkpoints.latest())["m"]["w"].shape == (3,)
-
-
-@pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({"keep": 0}, "keep must be a positive integer, got 0"),
-        ({"keep": -2}, "keep must be a positive integer, got -2"),
-        ({"take_mean": 0}, "take_mean must be a positive integer, got 0"),
-        (
-            {"take_mean": 3, "keep": 2},
-            "take_mean=3 needs as many checkpoints, and keep=2; raise keep",
-        ),
-    ],
-)
-def test_numbers_that_make_no_sense_are_refused(tmp_path, kwargs, message):
-    with pytest.raises(ValueError, match=r".") as caught:
-        Checkpointer(tmp_path, **kwargs)
-    assert str(caught.value) == message
 
 
 # -- of what there is ----------------------------------------------------------------------------------
@@ -463,7 +443,7 @@ def newest(folder):
     return 0 if path is None else int(path.name[12:19])
 
 
-# -- means of all, and what is left out ----------------------------------------------------------------
+# -- means of all ---------------------------------------------------------------------------------------
 
 
 def test_the_mean_of_all_checkpoints(tmp_path):
@@ -474,86 +454,6 @@ def test_the_mean_of_all_checkpoints(tmp_path):
         checkpoints.save(loop)
     assert checkpoints.restore()
     assert model.weight.tolist() == [[6.0, 6.0]]  # of 0, 1, 4, 9, 16
-
-
-def test_parameters_that_are_excluded_are_neither_saved_nor_restored(tmp_path):
-    def make(value):
-        model = nn.Sequential(nn.Linear(2, 1), nn.Linear(1, 1))
-        for p in model.parameters():
-            p.data.fill_(value)
-        return model, Checkpointer(tmp_path, exclude=["model.0.*", "model.1.bias"]).track(
-            model=model
-        )
-
-    _, checkpoints = make(1.0)
-    checkpoints.save(Loop(StepInfo))
-    assert list(checkpoints.read()["model"]) == ["1.weight"]
-    other, checkpoints = make(5.0)
-    assert checkpoints.restore()
-    assert {name: p.unique().tolist() for name, p in other.named_parameters()} == {
-        "0.weight": [5.0], "0.bias": [5.0], "1.weight": [1.0], "1.bias": [5.0],
-    }  # fmt: skip
-
-
-def test_what_is_excluded_now_is_not_restored_from_a_file_that_has_it(tmp_path):
-    def make(value, n_out):
-        model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, n_out))
-        for p in model.parameters():
-            p.data.fill_(value)
-        optimizer = torch.optim.Adam(
-            [{"params": model[1].parameters(), "lr": 0.1}, {"params": model[0].parameters()}],
-            lr=0.2,
-        )
-        model(torch.ones(5, 3)).sum().backward()
-        optimizer.step()
-        return model, optimizer
-
-    model, optimizer = make(1.0, 4)
-    Checkpointer(tmp_path).track(model=model, optimizer=optimizer).save(Loop(StepInfo))
-    other, fresh = make(5.0, 7)
-    head = [p.clone() for p in other[1].parameters()]
-    moments = [fresh.state[p]["exp_avg"].clone() for p in other[1].parameters()]
-    checkpoints = Checkpointer(tmp_path, exclude=["model.1.*"]).track(model=other, optimizer=fresh)
-    assert checkpoints.restore()
-    for p, old, moment in zip(other[1].parameters(), head, moments, strict=True):
-        assert torch.equal(p, old)
-        assert torch.equal(fresh.state[p]["exp_avg"], moment)
-    for p, saved in zip(other[0].parameters(), model[0].parameters(), strict=True):
-        assert torch.equal(p, saved)
-        assert torch.equal(fresh.state[p]["exp_avg"], optimizer.state[saved]["exp_avg"])
-    checkpoints.save(Loop(StepInfo))
-    stored = checkpoints.read()
-    assert list(stored["model"]) == ["0.weight", "0.bias"]
-    assert sorted(stored["optimizer"]["state"]) == [2, 3]  # the second group
-
-
-def test_what_is_not_excluded_must_be_in_the_file(tmp_path):
-    Checkpointer(tmp_path).track(model=nn.Linear(2, 1, bias=False)).save(Loop(StepInfo))
-    model = nn.Sequential()
-    model.weight, model.bias, model.gain = (nn.Parameter(torch.ones(n)) for n in (1, 1, 1))
-    with pytest.raises(LoadError, match="gain"):
-        Checkpointer(tmp_path, exclude=["model.bias", "model.weight"]).track(model=model).restore()
-
-
-def test_the_mean_leaves_out_what_is_excluded(tmp_path):
-    for n in (1, 2):
-        model = nn.Sequential(nn.Linear(2, 1), nn.Linear(1, n))
-        model[0].weight.data.fill_(n)
-        Checkpointer(tmp_path, keep=2).track(model=model).save(Loop(StepInfo))
-    model = nn.Sequential(nn.Linear(2, 1), nn.Linear(1, 3))
-    assert Checkpointer(tmp_path, 2, 2, exclude=["model.1.*"]).track(model=model).restore()
-    assert model[0].weight.unique().tolist() == [1.5]
-
-
-def test_patterns_that_fit_nothing_are_named(tmp_path):
-    checkpoints = Checkpointer(tmp_path, exclude=["bias"]).track(model=nn.Linear(2, 1))
-    with pytest.raises(ValueError, match=r"'bias' .*model\.weight, model\.bias"):
-        checkpoints.save(Loop(StepInfo))
-    Checkpointer(tmp_path).track(model=nn.Linear(2, 1)).save(Loop(StepInfo))
-    with pytest.raises(ValueError, match="'bias' fits no"):
-        checkpoints.restore()
-    with pytest.raises(TypeError, match=r"exclude.*'model\.bias'"):
-        Checkpointer(tmp_path, exclude="model.bias")
 
 
 def test_without_ranks_the_first_saves_whoever_calls(tmp_path, monkeypatch):

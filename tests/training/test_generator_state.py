@@ -58,9 +58,9 @@ def test_everything_goes_on_together():
 
 def test_generators_of_other_kinds_or_names_are_refused():
     rng = np.random.default_rng(0)
-    with pytest.raises(LoadError, match=r"generator of torch, .*numpy$"):
+    with pytest.raises(TypeError):
         set_generator_state(rng, get_generator_state(torch.Generator()))
-    with pytest.raises(LoadError, match=r"NumPy generator MT19937, .*PCG64$"):
+    with pytest.raises(ValueError, match="PCG64"):
         set_generator_state(rng, get_generator_state(np.random.Generator(np.random.MT19937(0))))
     before = torch.get_rng_state()
     with pytest.raises(LoadError, match=r"generators \['a'\], .*\['b'\]$"):

@@ -57,20 +57,9 @@ def test_schedulers_are_made_of_the_optimizer():
 
 def test_arguments_that_are_missing_are_named_with_partial():
     opt = torch.optim.SGD(params())
-    cosine = torch.optim.lr_scheduler.CosineAnnealingLR
-    with pytest.raises(
-        TypeError, match=r"^spec.lr_schedule: .*'T_max'.*partial\(CosineAnnealingLR"
-    ):
-        make_scheduler(cosine, opt, "spec.lr_schedule")
-    step = functools.partial(torch.optim.lr_scheduler.StepLR, gamma=0.5)
-    with pytest.raises(TypeError, match=r"'step_size'.*partial\(StepLR, "):
-        make_scheduler(step, opt)
-    with pytest.raises(TypeError, match=r"^opt: .*'clip'.*functools.partial"):
+    with pytest.raises(TypeError, match="'T_max'") as caught:
+        make_scheduler(torch.optim.lr_scheduler.CosineAnnealingLR, opt, "spec.lr_schedule")
+    assert "spec.lr_schedule is called with one argument" in caught.value.__notes__[0]
+    with pytest.raises(TypeError, match="'clip'") as caught:
         make_optimizer(lambda p, clip: torch.optim.SGD(p), params())
-
-    def fails(given):
-        return given + "text"
-
-    for make in (make_scheduler, make_optimizer):
-        with pytest.raises(TypeError, match=r"unsupported operand|can only concatenate"):
-            make(fails, params())
+    assert "opt is called with one argument" in caught.value.__notes__[0]

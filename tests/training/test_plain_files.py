@@ -180,7 +180,7 @@ def test_ranks_are_told_that_rank_0_may_not_have_written_the_file(path, monkeypa
 )
 def test_a_file_of_another_kind_is_refused(path, other):
     torch.save(other, path)
-    with pytest.raises(LoadError, match=r"model\.pt is no test file$"):
+    with pytest.raises(LoadError, match=r"model\.pt is no test file, its kind is "):
         read_file(path, KIND)
 
 
