@@ -343,7 +343,8 @@ class FrameRows:
                 if self.time_col is not None:
                     frequency = read_frequency(freq, at, series)
             has_null |= any(frame.frame[column].is_null().any() for column in targets)
-            times = self._checked_times(frame, at, frequency)
+            _require_kind(frame, self.time_col or "", at, frequency)
+            times = at.on(frequency.is_local)
             n_series = len(self.numbers)
             first = _lengthened(first, n_series, bounds.max)
             last = _lengthened(last, n_series, bounds.min)
@@ -361,12 +362,6 @@ class FrameRows:
             ids, first, lengths, {}, {}, frequency, self.zone, self._types(found), found.backend
         )
         return panel, n_rows[order], has_null
-
-    def _checked_times(self, frame: Frame, at: TimeColumn, frequency: Frequency) -> np.ndarray:
-        times = at.on(frequency.is_local)
-        if self.time_col is not None:
-            _require_kind(frame, self.time_col, at, frequency)
-        return times
 
     def _types(self, frame: Frame) -> dict[str, Any]:
         """Return the types of the columns of ids and times, which predictions are joined by."""
