@@ -14,6 +14,7 @@ EXTRAS = {
     "forecast": "pandas narwhals pyarrow utilsforecast",
     "export": "onnx onnxscript onnxruntime",
     "plot": "matplotlib",
+    "save": "skops",
 }
 
 

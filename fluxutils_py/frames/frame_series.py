@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -23,8 +22,8 @@ from fluxutils_py.frames.panel import (
     FrameRows,
     Panel,
     missing_values,
-    put_per_series,
     require_one_role,
+    value_per_series,
     warn_empty_steps,
 )
 
@@ -37,12 +36,14 @@ def from_frame(
     y: Sequence[str] | str | None = None,
     *,
     freq: Any = None,
-    gaps: str = "nan",
     per_series: bool = False,
     dtype: DTypeLike | None = None,
     h5: str | os.PathLike[str] | None = None,
 ) -> FrameSeries:
     """Turn a data frame with one row per series and time into arrays that estimators take.
+
+    Steps without a row between the first and the last one of a series are NaN (labels: None), from
+    which nothing is learnt and which move the state as zeros do; so are missing values in rows.
 
     Parameters
     ----------
@@ -60,13 +61,10 @@ def from_frame(
         some are missing, and labels objects.
     freq : str, int or pandas offset, optional
         Length of a step, such as ``"h"``, ``"15min"``, ``"MS"``. None: the most usual difference
-        between times, or what ``pandas.infer_freq`` says.
-    gaps : "nan" or "error"
-        What becomes of steps without a row between the first and the last one of a series: inputs
-        and targets of NaN (labels: None), from which nothing is learnt and which move the state as
-        zeros do; or a DataError. Missing values in rows are NaN in any case.
+        between times, months or business days where all times follow them.
     per_series : bool
         Whether a series has one target, which all of its rows have: ``y`` then is (N,) or (N, G).
+        Not with ``h5``.
     dtype : dtype, optional
         Of ``x``. None: float32 if all columns of ``x`` are, else float64.
     h5 : path-like, optional
@@ -97,8 +95,11 @@ def from_frame(
     >>> list(series.to_frame(series.y).columns)
     ['town', 'at', 'load_hat']
     """
-    if gaps not in ("nan", "error"):
-        raise ValueError(f"gaps must be 'nan' or 'error', got {gaps!r}")
+    if per_series and h5 is not None:
+        raise ValueError(
+            "a file h5 has a target per step; read those of series by "
+            "from_frame(df, id_col, y=..., per_series=True)"
+        )
     request = Request(
         id_col,
         time_col,
@@ -106,7 +107,6 @@ def from_frame(
         _as_names(y, "y"),
         per_series,
         freq,
-        gaps,
         None if dtype is None else np.dtype(dtype),
     )
     return _read(df, request, h5)
@@ -137,7 +137,6 @@ class Request:
     y: tuple[str, ...]
     per_series: bool = False
     freq: Any = None
-    gaps: str = "nan"
     dtype: np.dtype | None = None
     zone: str | None = None
     target_types: dict[str, np.dtype] = field(default_factory=dict)  # of the columns
@@ -146,9 +145,8 @@ class Request:
         lists = {"x": self.x, "y": self.y}
         require_one_role({"id_col": self.id_col, "time_col": self.time_col}, lists)
         for argument, columns in lists.items():
-            twice = [column for column, n in Counter(columns).items() if n > 1]
-            if twice:
-                raise SpecError(f"{argument} names {twice[0]!r} twice; leave one out")
+            if len(set(columns)) < len(columns):
+                raise SpecError(f"{argument} names a column twice: {', '.join(columns)}")
 
     def rows(self, df: Any, in_parts: bool = False) -> FrameRows:
         """Return the rows of a frame, with the columns that are named here."""
@@ -210,14 +208,8 @@ class FrameSeries:
         ]
 
     def __repr__(self) -> str:
-        lengths = self.panel.lengths
-        steps = f"{lengths.min()}"
-        if lengths.min() != lengths.max():
-            steps += f" to {lengths.max()}"
-        return (
-            f"FrameSeries({len(lengths)} series of {steps} steps, x={list(self.names)}, "
-            f"y={list(self.target_names)})"
-        )
+        n = self.panel.n_series
+        return f"FrameSeries({n} series, x={list(self.names)}, y={list(self.target_names)})"
 
     def like(self, df: Any, h5: str | os.PathLike[str] | None = None) -> FrameSeries:
         """Read another frame, such as test data, by the same columns, step and types.
@@ -225,7 +217,7 @@ class FrameSeries:
         Its series may be others. It may lack the columns of targets: ``y`` then is None.
         """
         request = replace(self.request, freq=self.panel.frequency, zone=self.panel.zone)
-        if not {*replace(request, x=(), y=()).rows(df).column_names()} & {*request.y}:
+        if not {*request.rows(df).head.schema} & {*request.y}:
             # the names of predictions are those of the targets, which this frame lacks
             return replace(_read(df, replace(request, y=()), h5), request=request)
         return _read(df, request, h5)
@@ -272,12 +264,12 @@ class FrameSeries:
         return frame
 
     def _frame_per_series(self, values: np.ndarray, names: Sequence[str] | None) -> Any:
-        matrix = values[:, None] if values.ndim == 1 else values
-        if matrix.ndim != 2 or len(matrix) != self.panel.n_series:
+        if values.ndim == 0 or len(values) != self.panel.n_series:
             raise ShapeError(
                 f"the predictions have shape {values.shape}; expected (G, N, T) with "
                 f"N={self.panel.n_series} series, or one row per series"
             )
+        matrix = values.reshape(len(values), -1)
         id_col = self.request.id_col
         columns = {} if id_col is None else {id_col: self.ids}
         types = {name: self.panel.types[name] for name in columns}
@@ -299,8 +291,6 @@ class FrameSeries:
     def _column_names(self, names: Sequence[str] | None, n_outputs: int) -> list[str]:
         if names is None and len(self.target_names) == n_outputs:
             names = [f"{name}_hat" for name in self.target_names]
-        elif names is None and n_outputs == 1:
-            names = ["yhat"]
         if names is None or isinstance(names, str) or len(names) != n_outputs:
             raise ShapeError(
                 f"the predictions have {n_outputs} outputs; give a list of {n_outputs} names, got "
@@ -336,8 +326,6 @@ class FrameSeries:
 def _read(df: Any, request: Request, h5: str | os.PathLike[str] | None) -> FrameSeries:
     rows = request.rows(df, in_parts=h5 is not None)
     panel, n_rows, has_null = rows.scan(request.freq, request.zone, request.y)
-    if request.gaps == "error":
-        _refuse_gaps(rows, panel, n_rows)
     # before the arrays, which have room for each empty step too
     warn_empty_steps(panel, n_rows)
     with nullcontext() if h5 is None else new_file(os.fspath(h5)) as file:
@@ -358,24 +346,6 @@ def _read(df: Any, request: Request, h5: str | os.PathLike[str] | None) -> Frame
     place = panel.offsets[series] + steps
     index = getattr(frame.frame.to_native(), "index", None)
     return FrameSeries(x, y, None, panel, request, place, index)
-
-
-def _refuse_gaps(rows: FrameRows, panel: Panel, n_rows: np.ndarray) -> None:
-    """Raise DataError if a series has fewer rows than steps; two rows of a step are refused before
-    or after.
-    """
-    short = np.flatnonzero(n_rows < panel.lengths)
-    if not len(short):
-        return
-    n = int(short[0])
-    has_row = np.zeros(panel.lengths[n], bool)
-    for _, series, steps in rows.on_grid(panel):
-        has_row[steps[series == n]] = True
-    at = panel.time_text(n, int(has_row.argmin()))
-    raise DataError(
-        f"series {panel.ids[n]!r} has no row at {at} ({len(short)} of {panel.n_series} series have "
-        f"gaps at steps of freq={panel.frequency.text!r}); add the rows, or give gaps='nan'"
-    )
 
 
 def _target_type(types: dict[str, np.dtype], lacks_targets: bool) -> np.dtype:
@@ -419,11 +389,10 @@ class _Arrays:
         self.columns: dict[str, np.ndarray] = {}
         self.maps: list[np.memmap] = []
         self.target_types: dict[str, np.dtype] = {}
-        self.known = np.zeros(panel.n_series, bool)  # series whose one target has been read
 
     def write(self, frame: Frame, series: np.ndarray, steps: np.ndarray) -> None:
         """Write the rows of a frame, which are ``steps`` of ``series``."""
-        targets = {column: self._typed_target(frame, column) for column in self.request.y}
+        targets = {column: frame.typed(column, labels=True) for column in self.request.y}
         if not self.columns:  # the first part knows the types
             self._make_arrays(frame, targets)
         if self.is_ragged:
@@ -441,18 +410,9 @@ class _Arrays:
             if self.request.per_series:
                 rule = "with per_series=True a series has one value"
                 ids = self.panel.ids
-                put_per_series(y[:, g], self.known, frame, column, values, ids, series, rule)
+                y[:, g] = value_per_series(frame, column, values, ids, series, rule)
             else:
                 y[place, g] = values
-        self.known[series] = True
-
-    def _typed_target(self, frame: Frame, column: str) -> tuple[np.ndarray, np.ndarray]:
-        if self.file is not None and frame.is_category(column):
-            raise DataError(
-                f"column {column!r} of {frame.name} is of type {frame.dtype(column)}, and a file "
-                "h5 holds numbers; number the labels, or read them into memory (h5=None)"
-            )
-        return frame.typed(column, labels=True)
 
     def _make_arrays(self, frame: Frame, targets: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:
         request = self.request
@@ -463,6 +423,11 @@ class _Arrays:
                 "or add the rows"
             )
         self.target_types = {column: values.dtype for column, (values, _) in targets.items()}
+        if self.file is not None and np.dtype(object) in self.target_types.values():
+            raise DataError(
+                f"a file h5 holds numbers, and {self.target_types} are the types of y; number the "
+                "labels, or read them into memory (h5=None)"
+            )
         lacks_targets = self.has_null or (self.has_gaps and not request.per_series)
         target_type = _target_type(self.target_types, lacks_targets)
         if self.file is not None:
@@ -503,10 +468,9 @@ class _Arrays:
         again = has_row[place, 0] > 0
         if again.any():
             row = int(again.argmax())
-            label = self.panel.ids[series[row]]
-            which = "" if label is None else f" of series {label!r}"
             raise DataError(
-                f"row {row} of {frame.name} is the second one{which} at "
+                f"row {row} of {frame.name} is the second one of series "
+                f"{self.panel.ids[series[row]]!r} at "
                 f"{self.panel.time_text(series[row], steps[row])}; keep one, or aggregate them"
             )
         has_row[place] = 1

@@ -2,38 +2,13 @@
 
 from __future__ import annotations
 
-import re
-import warnings
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from fluxutils_py.frames.frames import require
 
-POLARS = re.compile(r"(\d*)(ns|us|ms|s|m|h|d|w|mo|q|y)")
-# aliases of polars to those of pandas
-OF_POLARS = {
-    "m": "min",
-    "d": "D",
-    "w": "W",
-    "mo": "MS",
-    "q": "QS",
-    "y": "YS",
-}
-RENAMED = re.compile(  # pandas 3.0 quotes a KeyError before the full stop
-    r"([\w-]+)(?:'\))?\. Did you mean ([\w-]+)\?"
-    r"|'([\w-]+)' is no longer supported.* use '([\w-]+)' instead"
-)
 DAY = 86_400_000_000_000
-# from the largest, since a size is named by the first unit that divides it
-NANOSECONDS = {
-    "Hour": DAY // 24,
-    "Minute": 60_000_000_000,
-    "Second": 1_000_000_000,
-    "Milli": 1_000_000,
-    "Micro": 1_000,
-    "Nano": 1,
-}
 SUPPORTED = (
     "an integer for integer times, or an alias of pandas such as 'h', '15min', 'D', 'W', 'MS', "
     "'ME', 'QS', 'B'"
@@ -86,19 +61,6 @@ class Frequency:
         # the months or days may match while the day of the month or the clock does not
         return steps, (rest == 0) & (self.add_steps(first, steps) == times)
 
-    def is_outside(self, times: np.ndarray) -> np.ndarray:
-        """Return where times are on weekends, for business days; nowhere for other kinds."""
-        if self.kind != "business":
-            return np.zeros(len(times), bool)
-        return ~np.is_busday(_to_days(times))
-
-    def outside_remedy(self) -> str:
-        """Return the end of an error for a time that :meth:`is_outside`."""
-        return (
-            f", on a weekend, and freq={self.text!r} has business days only; leave the row out, or "
-            "give freq='D'"
-        )
-
     def add_steps(self, first: np.ndarray, steps: np.ndarray) -> np.ndarray:
         """Return the times ``steps`` steps after ``first``."""
         if self.kind in ("integer", "elapsed", "days"):
@@ -120,8 +82,8 @@ class Frequency:
         return (start + day_of_month) * DAY + clock
 
 
-# of one step of each class of offsets of pandas
-UNITS = {name: Frequency("elapsed", size) for name, size in NANOSECONDS.items()} | {
+# of one step of each class of offsets of pandas that is no fixed time
+UNITS = {
     "Day": Frequency("days", DAY),
     "Week": Frequency("days", 7 * DAY),
     "BusinessDay": Frequency("business", 1),
@@ -134,7 +96,7 @@ UNITS = {name: Frequency("elapsed", size) for name, size in NANOSECONDS.items()}
 }
 
 
-def parse_frequency(freq: object, integer: bool, polars: bool) -> Frequency:
+def parse_frequency(freq: object, integer: bool) -> Frequency:
     """Parse the ``freq`` of a user.
 
     Raises
@@ -143,66 +105,28 @@ def parse_frequency(freq: object, integer: bool, polars: bool) -> Frequency:
         If it is not a supported frequency, or is for integers where the times are dates, or the
         reverse.
     """
+    if isinstance(freq, int | np.integer) != integer:
+        times = "integers" if integer else "dates"
+        raise ValueError(f"freq={freq!r}, but the times are {times}; give {SUPPORTED}")
     if isinstance(freq, int | np.integer):
-        return _parse_integer(freq, integer)
-    if integer:
-        raise ValueError(
-            f"freq={freq!r}, but the times are integers; give the integer between two times, such "
-            "as 1"
-        )
-    freq = _alias_of_pandas(freq, polars)
+        if freq < 1:
+            raise ValueError(f"freq must be a positive integer, got {freq!r}")
+        return Frequency("integer", int(freq), text=str(freq))
+    pandas = require("pandas")
     try:
-        offset = require("pandas").tseries.frequencies.to_offset(freq)
-    except (ValueError, TypeError):
-        raise ValueError(f"freq={freq!r} is no frequency{_hint(freq)}; give {SUPPORTED}") from None
+        offset = pandas.tseries.frequencies.to_offset(freq)
+    except (ValueError, TypeError) as error:  # which says what pandas has renamed
+        raise ValueError(f"freq={freq!r} is no frequency; give {SUPPORTED}. {error}") from None
     name = type(offset).__name__
-    n = int(offset.n)
-    if name in UNITS and n >= 1:
-        return replace(UNITS[name], size=n * UNITS[name].size, text=offset.freqstr)
-    if name == "DateOffset" and set(offset.kwds) <= {"months", "years"} and offset.kwds:
-        months = n * (offset.kwds.get("months", 0) + 12 * offset.kwds.get("years", 0))
-        return Frequency("months", months, "same", str(freq))
+    if name in UNITS and offset.n >= 1:
+        size = int(offset.n) * UNITS[name].size
+        return replace(UNITS[name], size=size, text=offset.freqstr)
+    if isinstance(offset, pandas.tseries.offsets.Tick) and offset.n >= 1:
+        return Frequency("elapsed", int(offset.nanos), text=offset.freqstr)
     raise ValueError(
         f"freq={freq!r} is not supported; give {SUPPORTED}; or number the times, in a column of "
         "integers"
     )
-
-
-def _parse_integer(freq: int | np.integer, integer: bool) -> Frequency:
-    if not integer:
-        raise ValueError(
-            f"freq={freq!r}, but the times are dates; give an alias of pandas such as 'h', 'D', "
-            "'MS'"
-        )
-    if freq < 1:
-        raise ValueError(f"freq must be a positive integer, got {freq!r}")
-    return Frequency("integer", int(freq), text=str(int(freq)))
-
-
-def _alias_of_pandas(freq: object, polars: bool) -> object:
-    alias = POLARS.fullmatch(freq) if isinstance(freq, str) else None
-    # a bare "m" is a minute for polars, and was a month for pandas
-    if alias and (polars or alias[2] != "m"):
-        return alias[1] + OF_POLARS.get(alias[2], alias[2])
-    return freq
-
-
-def _hint(freq: object) -> str:
-    """Return what pandas now calls a frequency of older versions, in brackets, or nothing."""
-    to_offset = require("pandas").tseries.frequencies.to_offset
-    proposed = freq
-    for _ in range(4):  # "A" has become "Y", and this "YE"; "1H30T" has two old names
-        try:
-            to_offset(proposed)
-        except (ValueError, TypeError) as error:
-            renamed = RENAMED.search(str(error))
-        else:
-            return f" (pandas now says {proposed!r})"
-        if renamed is None:
-            return ""
-        old, new = filter(None, renamed.groups())
-        proposed = re.sub(rf"(?<![A-Za-z]){re.escape(old)}(?![A-Za-z])", new, str(proposed))
-    return ""
 
 
 def infer_frequency(
@@ -210,8 +134,9 @@ def infer_frequency(
     local: np.ndarray | None,
     series: np.ndarray,
 ) -> Frequency:
-    """Infer the frequency from the most common difference between neighbouring times, as
-    ``pandas.infer_freq`` does where no time is missing.
+    """Infer the frequency from the most common difference between neighbouring times.
+
+    Whole months and business days are found if all times follow them.
 
     Parameters
     ----------
@@ -238,13 +163,11 @@ def infer_frequency(
     times = local[order]
     usual = _usual_difference(times, series)
     if usual is None or usual % DAY:
-        return _elapsed(elapsed)
+        pandas = require("pandas")
+        offset = pandas.tseries.frequencies.to_offset(pandas.Timedelta(elapsed))
+        return Frequency("elapsed", elapsed, text=offset.freqstr)
     # months first: their lengths are whole days too
-    return (
-        _infer_months(usual, times, series)
-        or _infer_offset(times, series)
-        or _infer_days(usual, times, series)
-    )
+    return _infer_months(usual, times, series) or _infer_days(usual, times, series)
 
 
 def _usual_difference(times: np.ndarray, series: np.ndarray) -> int | None:
@@ -272,44 +195,18 @@ def _infer_months(usual: int, times: np.ndarray, series: np.ndarray) -> Frequenc
         return Frequency("months", n, "start", f"{n}MS")
     if (day + 1 == _first_days(month + 1)).all():
         return Frequency("months", n, "end", f"{n}ME")
-    same = Frequency("months", n, "same", f"pandas.DateOffset(months={n})")
+    same = Frequency("months", n, "same", f"{n} months")
     return same if same.steps_between(first_times(times, series)[series], times)[1].all() else None
-
-
-def _infer_offset(times: np.ndarray, series: np.ndarray) -> Frequency | None:
-    """Return what pandas infers from the longest series, such as business days, if all times of all
-    series follow it; None for days and what is not supported.
-    """
-    longest = times[series == np.bincount(series).argmax()]
-    if len(longest) < 3:
-        return None
-    pandas = require("pandas")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a later version returns an offset, which will do
-        offset = pandas.infer_freq(pandas.DatetimeIndex(longest.astype("M8[ns]")))
-    if offset is None:
-        return None
-    try:
-        found = parse_frequency(offset, False, False)
-    except ValueError:
-        return None
-    fits = found.steps_between(first_times(times, series)[series], times)[1].all()
-    return found if fits and found.kind != "days" else None
 
 
 def _infer_days(usual: int, times: np.ndarray, series: np.ndarray) -> Frequency:
     n = usual // DAY
-    # business days with gaps: all of them occur, and a series has some on both sides of a weekend
+    # business days: all of them occur, and a series has some on both sides of a weekend
     weekday = (times // DAY + 3) % 7  # 1970 began on a Thursday
     span = times - first_times(times, series)[series]
     if n == 1 and np.array_equal(np.unique(weekday), range(5)) and span.max() > 4 * DAY:
         return Frequency("business", 1, text="B")
     return Frequency("days", usual, text=f"{n}D" if n % 7 else f"{n // 7}W")
-
-
-def _elapsed(usual: int) -> Frequency:
-    name, size = next(unit for unit in NANOSECONDS.items() if usual % unit[1] == 0)
-    return Frequency("elapsed", usual, text=f"{usual // size} {name.lower()}s")
 
 
 def _to_days(times: np.ndarray) -> np.ndarray:

@@ -25,17 +25,15 @@ def require_one_role(keys: Mapping[str, str | None], lists: Mapping[str, tuple[s
     columns.
     """
     named: dict[str, str] = {}
-    for argument, column in keys.items():
+    pairs = [(argument, column) for argument, columns in lists.items() for column in columns]
+    for argument, column in (*keys.items(), *pairs):
         if column in named:
-            raise SpecError(f"{named[column]} and {argument} are both {column!r}; name two columns")
-        if column is not None:
+            raise SpecError(
+                f"{named[column]} and {argument} are both {column!r}; name two columns, or leave "
+                "one out"
+            )
+        if column is not None and argument in keys:
             named[column] = argument
-    for argument, columns in lists.items():
-        for column in columns:
-            if column in named:
-                raise SpecError(
-                    f"{argument} names {column!r}, which is {named[column]}; leave it out"
-                )
 
 
 @dataclass(frozen=True)
@@ -98,7 +96,7 @@ class Panel:
     zone : str or None
         Time zone.
     types : dict
-        Data types of the id and time columns, of narwhals, or of pyarrow for its ids.
+        Data types of narwhals of the id and time columns.
     backend : str
         Library of the frames to return.
     shape : tuple of int, optional
@@ -156,13 +154,6 @@ class Panel:
         """
         first = self.first[series]
         times = self.frequency.add_steps(first, steps)
-        # int64 wraps around after its last nanosecond
-        if ((times < first) & (steps > 0)).any():
-            raise DataError(
-                f"{int(np.max(steps))} steps of freq={self.frequency.text!r} after the first time "
-                "of a series are beyond the year 2261, the last of dates in nanoseconds; give "
-                "integer times, such as the year"
-            )
         if self.frequency.kind == "integer":
             return times
         if self.frequency.is_local:
@@ -253,7 +244,6 @@ class FrameRows:
         time_col: str | None,
         in_parts: bool = False,
     ) -> None:
-        self.df = df
         self.columns = columns
         self.id_col = id_col
         self.time_col = time_col
@@ -262,19 +252,18 @@ class FrameRows:
         if isinstance(df, str | os.PathLike):
             dataset = require_package("pyarrow.dataset", "forecast", "from_frame of a path")
             self.files = dataset.dataset(os.fspath(df), format="parquet")
+            df = self.files.schema.empty_table()
+        self.head = Frame(df, "df")  # all columns; without rows if these are in files
         self.zone: str | None = None
         self.numbers: dict[object, int] = {}  # of the series, in the order of their first rows
         self.whole: tuple[Frame, np.ndarray, TimeColumn] | None = None  # the one part, once read
 
     def frames(self) -> Iterator[Frame]:
         """Yield the rows, in parts; parts of files may be empty."""
+        self.head.require(self.columns)
         if self.files is None:
-            frame = Frame(self.df, "df")
-            frame.require(self.columns)
-            yield frame
+            yield self.head
             return
-        # on a part without rows, before columns are chosen
-        Frame(self.files.schema.empty_table(), "df").require(self.columns)
         if not self.in_parts:
             yield Frame(self.files.to_table(columns=list(self.columns)), "df")
             return
@@ -290,12 +279,6 @@ class FrameRows:
             yield Frame(pyarrow.Table.from_batches([batch]), f"df[{start}:]" if start else "df")
             start += batch.num_rows
 
-    def column_names(self) -> list[str]:
-        """Return the names of all columns, whether they are read or not."""
-        if self.files is not None:
-            return list(self.files.schema.names)
-        return list(map(str, Frame(self.df, "df").frame.columns))
-
     def _parts(self) -> Iterator[tuple[Frame, np.ndarray, TimeColumn]]:
         """Yield parts, with the number and the time of each row; parts of files are read again."""
         if self.whole is not None:
@@ -309,10 +292,11 @@ class FrameRows:
             series = self._series(frame)
             if self.time_col is None:
                 n_before = _lengthened(n_before, len(self.numbers), 0)
-                at = TimeColumn(count_within(series) + n_before[series], None, None)
+                within = count_within(series) + n_before[series]
+                at = TimeColumn(within, None, is_integer=True)
                 n_before += np.bincount(series, minlength=len(n_before))
             else:
-                at = frame.times(self.time_col).in_zone(self.zone)
+                at = frame.times(self.time_col, self.zone)
             part = (frame, series, at)
             if not self.in_parts:
                 self.whole = part
@@ -357,9 +341,10 @@ class FrameRows:
                 found = frame
                 self.zone = at.zone
                 if self.time_col is not None:
-                    frequency = read_frequency(freq, at, series, frame.is_polars)
+                    frequency = read_frequency(freq, at, series)
             has_null |= any(frame.frame[column].is_null().any() for column in targets)
-            times = self._checked_times(frame, at, frequency)
+            _require_kind(frame, self.time_col or "", at, frequency)
+            times = at.on(frequency.is_local)
             n_series = len(self.numbers)
             first = _lengthened(first, n_series, bounds.max)
             last = _lengthened(last, n_series, bounds.min)
@@ -378,19 +363,11 @@ class FrameRows:
         )
         return panel, n_rows[order], has_null
 
-    def _checked_times(self, frame: Frame, at: TimeColumn, frequency: Frequency) -> np.ndarray:
-        times = at.on(frequency.is_local)
-        if self.time_col is not None:
-            _require_kind(frame, self.time_col, at, frequency)
-            if (outside := frequency.is_outside(times)).any():
-                frame.refuse(self.time_col, outside, frequency.outside_remedy())
-        return times
-
     def _types(self, frame: Frame) -> dict[str, Any]:
         """Return the types of the columns of ids and times, which predictions are joined by."""
         types = {}
         if self.id_col is not None:
-            types[self.id_col] = frame.label_type(self.id_col)
+            types[self.id_col] = frame.dtype(self.id_col)
         if self.time_col is not None:
             types[self.time_col] = frame.dtype(self.time_col)
         return types
@@ -444,13 +421,13 @@ def read_frequency(
     freq: Any,
     at: TimeColumn,
     series: np.ndarray,
-    polars: bool,
 ) -> Frequency:
     if isinstance(freq, Frequency):
         return freq
     if freq is not None:
-        return parse_frequency(freq, at.is_integer, polars)
-    return infer_frequency(at.absolute, at.local, series)
+        return parse_frequency(freq, at.is_integer)
+    local = None if at.is_integer else at.on(is_local=True)
+    return infer_frequency(at.absolute, local, series)
 
 
 def _require_kind(frame: Frame, column: str, at: TimeColumn, frequency: Frequency) -> None:
@@ -483,10 +460,9 @@ def grid_steps(
     between = known & ~whole
     if between.any():
         label = panel.ids[series[between.argmax()]]
-        which = "the series" if label is None else f"series {label!r}"
         remedy = (
             f", no whole number of steps of freq={panel.frequency.text!r} from the first time of "
-            f"{which}; give the freq of the data, or round the times, as "
+            f"series {label!r}; give the freq of the data, or round the times, as "
             f"df[{time_col!r}].dt.round does in pandas and polars"
         )
         frame.refuse(time_col, between, remedy)
@@ -496,11 +472,10 @@ def grid_steps(
     if again.any():
         place = int(again.argmax())
         row, other = sorted(order[place : place + 2])
-        label = panel.ids[series[row]]
-        which = "both" if label is None else f"both of series {label!r}"
         raise DataError(
-            f"rows {row} and {other} of {frame.name} are {which} at "
-            f"{frame.frame[time_col][int(other)]}; keep one, or aggregate them"
+            f"rows {row} and {other} of {frame.name} are both of series "
+            f"{panel.ids[series[row]]!r} at {frame.frame[time_col][int(other)]}; keep one, or "
+            "aggregate them"
         )
     return steps
 
@@ -530,15 +505,13 @@ def _warn_future_rows(
     future = times > times[~np.isnan(values)].max(initial=np.iinfo(times.dtype).min)
     if not future.any():
         return
-    i = series[future.argmax()]
-    rows = np.flatnonzero(future & (series == i))
-    rows = rows[np.argsort(steps[rows])]
-    begin, end = (panel.time_text(i, steps[row]) for row in rows[[0, -1]])
+    row = int(future.argmax())
     warn(
         f"{int(future.sum())} rows of {len(np.unique(series[future]))} series have no value of "
-        f"{target!r}, and no series has a later one (series {panel.ids[i]!r}: from row {rows[0]} "
-        f"of df at {begin} to row {rows[-1]} at {end}): forecasts begin after them. To forecast "
-        "these times, leave the rows out, and give covariates known ahead as futr_df"
+        f"{target!r}, and no series has a later one (row {row} of df, series "
+        f"{panel.ids[series[row]]!r} at {panel.time_text(series[row], steps[row])}): forecasts "
+        "begin after them. To forecast these times, leave the rows out, and give covariates known "
+        "ahead as futr_df"
     )
 
 
@@ -579,7 +552,9 @@ def read_static(
     frame = Frame(static_df, "static_df")
     frame.require({columns.id: "id_col", **dict.fromkeys(columns.stat, "stat_exog_list")})
     series = series_numbers(frame.labels(columns.id), ids)
-    return np.isin(np.arange(len(ids)), series), _static_values(frame, columns, series, ids)
+    has_row = np.isin(np.arange(len(ids)), series)
+    static = _static_values(frame, columns, series, ids)
+    return has_row, {name: values[has_row] for name, values in static.items()}
 
 
 def _static_values(
@@ -593,28 +568,22 @@ def _static_values(
     """
     # here too: without static_df they are columns of df
     frame.require(dict.fromkeys(columns.stat, "stat_exog_list"))
-    has_row = np.isin(np.arange(len(ids)), series)
     rule = "a static covariate has one value per series"
-    static = {}
-    for column in columns.stat:
-        rows = frame.values(column)
-        values = missing_values(ids.shape, rows.dtype)
-        put_per_series(values, np.zeros(len(ids), bool), frame, column, rows, ids, series, rule)
-        static[column] = values[has_row]
-    return static
+    return {
+        column: value_per_series(frame, column, frame.values(column), ids, series, rule)
+        for column in columns.stat
+    }
 
 
-def put_per_series(
-    values: np.ndarray,
-    known: np.ndarray,
+def value_per_series(
     frame: Frame,
     column: str,
     rows: np.ndarray,
     ids: np.ndarray,
     series: np.ndarray,
     rule: str,
-) -> None:
-    """Write the one value of each series to ``values`` (N,), if it is not ``known`` (N,) yet.
+) -> np.ndarray:
+    """Return the one value (N,) that the rows of each series have, missing for those without rows.
 
     ``rows`` are the values of a column of the frame; those of series -1 are left out.
 
@@ -623,10 +592,10 @@ def put_per_series(
     DataError
         If two rows of a series differ. It names them, and ends with ``rule``.
     """
+    values = missing_values(ids.shape, rows.dtype)
     used = np.flatnonzero(series >= 0)
     which, first = np.unique(series[used], return_index=True)
-    is_new = ~known[which]
-    values[which[is_new]] = rows[used[first[is_new]]]
+    values[which] = rows[used[first]]
     of_series = values[series]
     differs = (rows != of_series) & (series >= 0)
     if rows.dtype.kind == "f":
@@ -637,6 +606,7 @@ def put_per_series(
             f"column {column!r} of {frame.name} is {rows[row]} in row {row} and {of_series[row]} "
             f"before in series {ids[series[row]]!r}; {rule}"
         )
+    return values
 
 
 def read_steps(
@@ -647,21 +617,16 @@ def read_steps(
     """Return the series and the step in a panel of each row of a frame; steps count from the
     series' first one.
 
-    Both are (rows,). The series is -1 if the panel does not have it, and on weekends of business
-    days.
+    Both are (rows,). The series is -1 if the panel does not have it.
     """
     series = series_numbers(frame.labels(columns.id), panel.ids)
     at = frame.times(columns.time)
     _require_kind(frame, columns.time, at, panel.frequency)
-    which = f"column {columns.time!r} of {frame.name}"
-    if at.zone is None and panel.zone is not None:
-        raise DataError(f"{which} has no time zone, the series are in {panel.zone}")
-    if at.zone is not None and panel.zone is None:
+    if (at.zone is None) != (panel.zone is None):
         raise DataError(
-            f"{which} is in the time zone {at.zone}, the series have no time zone; give times "
-            "without one, as with dt.tz_localize(None)"
+            f"column {columns.time!r} of {frame.name} is in the time zone {at.zone}, the series "
+            f"are in {panel.zone}; give both one, or none, as with dt.tz_localize(None)"
         )
     # the local times are those of the frame's zone, which may be another one
     times = to_local(at.absolute, panel.zone) if panel.frequency.is_local else at.absolute
-    series = np.where(panel.frequency.is_outside(times), -1, series)
     return series, grid_steps(frame, columns.time, panel, series, times)

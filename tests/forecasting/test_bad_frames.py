@@ -319,24 +319,6 @@ def test_missing_integer_times_are_named_by_their_row(small):
         Forecaster(1, **small).fit(frame)
 
 
-@pytest.mark.skipif(pd.__version__ < "3", reason="pandas 2 knows them, and warns")
-@pytest.mark.parametrize(
-    ("freq", "now"),
-    [
-        ("M", "ME"),
-        ("H", "h"),
-        ("15T", "15min"),
-        ("1H", "1h"),
-        ("A", "YE"),
-        ("1H30T", "1h30min"),
-        ("2Q-NOV", "2QE-NOV"),
-    ],
-)
-def test_old_names_of_frequencies_come_with_the_new_ones(df, small, freq, now):
-    with pytest.raises(ValueError, match=f"freq={freq!r} .*now says {now!r}"):
-        Forecaster(1, freq=freq, **small).fit(df)
-
-
 @pytest.mark.slow
 def test_months_on_the_fifteenth_are_months(small):
     ds = pd.date_range("2020-01-15", periods=30, freq=pd.DateOffset(months=1))
@@ -348,14 +330,14 @@ def test_months_on_the_fifteenth_are_months(small):
 
 
 def test_business_days_have_no_weekends(df, small):
-    with pytest.raises(DataError, match=r"'ds'.*2026-01-10.*weekend"):
+    with pytest.raises(DataError, match=r"'ds'.*2026-01-10.*freq='B'"):
         Forecaster(3, freq="B", **small).fit(df[df.ds >= "2026-01-10"])  # from a Saturday on
 
 
 def test_dates_before_the_first_nanosecond_are_refused(small):
     ds = np.arange("1650", "1700", dtype="M8[Y]").astype("M8[s]")
     df = pd.DataFrame({"unique_id": "a", "ds": ds, "y": 1.0})
-    with pytest.raises(DataError, match=r"1650.*1678"):
+    with pytest.raises(DataError, match=r"1678.*1650"):
         Forecaster(1, freq="YS", **small).fit(df)
 
 
@@ -404,7 +386,7 @@ def test_ids_that_are_nan_are_no_series(small):
 
 def test_two_columns_of_one_name_are_refused(df, small):
     frame = pd.concat([df, df[["y"]]], axis=1)
-    with pytest.raises(DataError, match="'y'"):
+    with pytest.raises(ValueError, match="unique column names"):
         Forecaster(1, freq="D", **small).fit(frame)
 
 
@@ -417,20 +399,9 @@ def test_numbers_in_a_column_of_objects_are_no_categories(df, small):
 # -- kinds of frames ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("library", ["pandas", "polars"])
-@pytest.mark.parametrize("column", ["unique_id", "parts"])
-def test_lists_are_no_labels(df, small, to_polars, library, column):
-    frame = df.assign(**{column: [["a"], ["b"]] * N})
-    frame = to_polars(frame) if library == "polars" else frame
-    with pytest.raises(DataError, match=rf"column '{column}' of df is \['a'\] in row 0, a list"):
-        Forecaster(2, freq="D", hist_exog_list=["parts"] if column == "parts" else (), **small).fit(
-            frame
-        )
-
-
 def test_ids_of_categories_come_back_as_such(df, small, to_polars):
     frame = to_polars(df).with_columns(pl.col("unique_id").cast(pl.Enum(["a", "b"])))
-    found = Forecaster(2, freq="1d", **small).fit(frame).predict()
+    found = Forecaster(2, freq="D", **small).fit(frame).predict()
     assert found["unique_id"].dtype == frame["unique_id"].dtype
     assert found.join(frame.select("unique_id").unique(), on="unique_id").height == 4
 
@@ -507,8 +478,8 @@ def test_future_rows_without_a_value_are_named(df, n, library, small, to_polars)
     late = pd.concat([later, df], ignore_index=True)
     late = late if library == "pandas" else to_polars(late)
     begin, end = df.ds.max() + pd.Timedelta(days=1), df.ds.max() + pd.Timedelta(days=n)
-    said = f"{2 * n} rows of 2 series .*'y'.*'a': from row 0 of df at {begin:%Y-%m-%dT%H:%M:%S}"
-    said += f" to row {n - 1} at {end:%Y-%m-%dT%H:%M:%S}.*futr_df"
+    said = f"{2 * n} rows of 2 series .*'y'.*row 0 of df, series 'a' at {begin:%Y-%m-%dT%H:%M:%S}"
+    said += ".*futr_df"
     fc = Forecaster(3, freq="D", calibrate=False, **small)
     with pytest.warns(UserWarning, match=said):
         fc.fit(late)

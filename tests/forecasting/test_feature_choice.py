@@ -44,7 +44,7 @@ def packed(values):
     ],
 )
 def test_the_season_of_a_frequency_is_the_usual_one(alias, season):
-    assert usual_season(parse_frequency(alias, integer=alias == 3, polars=False)) == season
+    assert usual_season(parse_frequency(alias, integer=alias == 3)) == season
     assert usual_season(None) == 1
 
 

@@ -105,7 +105,7 @@ def test_rows_without_times_are_steps_in_their_order():
     assert [x.tolist() for x in series.x] == [[[2.0, 5]], [[1.0, 3, 4]]]
     assert series.x[0].dtype == np.float32
     assert series.y is None
-    back = series.to_frame(series.x)
+    back = series.to_frame(series.x, ["yhat"])
     pd.testing.assert_series_equal(back["yhat"], df["v"].astype("float32"), check_names=False)
     one = from_frame(df, x=["v"])
     assert one.x.shape == (1, 1, 5)
@@ -205,7 +205,7 @@ def test_labels_keep_their_type_from_the_frame_to_the_classes_and_back(seed, tmp
     per_series, h5, lacks = (bool(v) for v in rng.random(3) < (0.3, 0.3, 0.4))
     if library != "pandas":
         form = "plain"
-    h5 = h5 and kind != "text" and form != "category"
+    h5 = h5 and kind != "text" and form != "category" and not per_series
     lacks = lacks and not per_series
     df = long_frame((24, 24, 24, 24), gaps=[(1, 4)] * bool(rng.random() < 0.3), seed=seed)
     df["wind"] = df["wind"].astype(str(rng.choice(["float32", "float64"])))
@@ -240,8 +240,11 @@ def test_labels_keep_their_type_from_the_frame_to_the_classes_and_back(seed, tmp
     for values in (series.y, clf.predict(series.x)):
         back = series.to_frame(values)
         found = as_lists(back)["sky_hat"]
-        if values is series.y and not (h5 and not per_series):
-            assert found == expected
+        if values is series.y:
+            if not h5:
+                assert found == expected
+            if has_gaps:  # floats, whose NaN no integer holds
+                continue
         types = {type(v) for v in found} - {type(None)}
         assert types == {type(known[0])}, types
     if not per_series and not h5:
@@ -311,7 +314,7 @@ def test_times_keep_their_zone_where_clocks_change(zone):
     df = pd.DataFrame({"at": at, "v": np.arange(30.0)})
     series = from_frame(df[::-1], time_col="at", x="v")
     assert series.x.shape == (1, 1, 30)
-    back = series.to_frame(series.x)
+    back = series.to_frame(series.x, ["v"])
     pd.testing.assert_index_equal(back.index, df[::-1].index)
     assert (back["at"] == df["at"][::-1]).all()
     assert str(back["at"].dtype.tz) == zone
@@ -322,8 +325,6 @@ def test_times_keep_their_zone_where_clocks_change(zone):
 def test_what_cannot_be_used_is_named(h5, tmp_path):
     path = tmp_path / "a.h5" if h5 else None
     gap = long_frame((8, 8), gaps=[(1, 3)])
-    with pytest.raises(DataError, match=r"'b1' has no row at 2024-03-02T03.*gaps='nan'"):
-        from_frame(gap, "town", "at", x="wind", gaps="error", h5=path)
     df = long_frame((5, 6))
     twice = pd.concat([df, df[3:4]], ignore_index=True)
     with pytest.raises(DataError, match="rows 3 and 11"):
@@ -332,12 +333,13 @@ def test_what_cannot_be_used_is_named(h5, tmp_path):
         from_frame(df, "town", "at", x="sky", h5=path)
     with pytest.raises(DataError, match=r"'winds'.*did you mean 'wind'"):
         from_frame(df, "town", "at", x="winds", h5=path)
-    with pytest.raises(SpecError, match="x names 'at'"):
+    with pytest.raises(SpecError, match="time_col and x are both 'at'"):
         from_frame(df, "town", "at", x=["at"], h5=path)
     with pytest.raises(DataError, match="int32"):
         from_frame(gap, "town", "at", x="sun", dtype="int32", h5=path)
-    with pytest.raises(ValueError, match="'drop'"):
-        from_frame(df, "town", "at", x="wind", gaps="drop", h5=path)
+    if h5:
+        with pytest.raises(DataError, match=r"h5.*sky.*number the labels"):
+            from_frame(df, "town", "at", x="wind", y="sky", h5=path)
     with pytest.raises(DataError, match="no rows"):
         from_frame(df[:0], "town", "at", x="wind", h5=path)
     assert list(tmp_path.iterdir()) == []
@@ -347,8 +349,8 @@ def test_what_cannot_be_used_is_named(h5, tmp_path):
     ("roles", "message"),
     [
         ({"id_col": "town", "time_col": "town"}, "id_col and time_col are both 'town'"),
-        ({"time_col": "at", "x": ["at"]}, "x names 'at', which is time_col"),
-        ({"id_col": "town", "y": ["load", "load"]}, "y names 'load' twice"),
+        ({"time_col": "at", "x": ["at"]}, "time_col and x are both 'at'"),
+        ({"id_col": "town", "y": ["load", "load"]}, "y names a column twice: load, load"),
     ],
 )
 def test_a_column_has_one_role(roles, message):
@@ -407,16 +409,13 @@ def test_a_row_that_comes_twice_in_different_parts_is_refused(tmp_path, monkeypa
     assert not (tmp_path / "a.h5").exists()
 
 
-@pytest.mark.slow
-def test_one_target_per_series_of_a_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(panel, "PART_ROWS", 4)
+def test_one_target_per_series_of_a_file_is_read_into_memory(tmp_path):
     df = long_frame((6, 7))
     df["cost"] = df["town"].map({"b0": 1.5, "b1": 2.5})
     given = to_library(df, "parquet", tmp_path)
-    options = {"x": "wind", "per_series": True, "h5": tmp_path / "a.h5", "freq": "h"}
-    assert from_frame(given, "town", "at", y="cost", **options).y.tolist() == [1.5, 2.5]
-    with pytest.raises(DataError, match=r"'load'.*per_series"):
-        from_frame(given, "town", "at", y="load", **options)
+    assert from_frame(given, "town", y="cost", per_series=True).y.tolist() == [1.5, 2.5]
+    with pytest.raises(ValueError, match=r"h5 .*per_series=True"):
+        from_frame(given, "town", y="cost", per_series=True, h5=tmp_path / "a.h5")
 
 
 @pytest.mark.slow
@@ -439,7 +438,7 @@ def test_memory_stays_bounded_where_the_file_is_large(tmp_path, monkeypatch):
 def test_a_time_between_two_steps_of_the_only_series_is_named_with_the_remedy():
     at = pd.to_datetime(["2024-01-01 00:00:00", "2024-01-01 00:00:59", "2024-01-01 00:02:00"])
     df = pd.DataFrame({"at": at, "v": [1.0, 2.0, 3.0]})
-    with pytest.raises(DataError, match=r"00:00:59.*of the series;.*df\['at'\]\.dt\.round"):
+    with pytest.raises(DataError, match=r"00:00:59.*of series None;.*df\['at'\]\.dt\.round"):
         from_frame(df, time_col="at", x="v", freq="1min")
     df["at"] = df["at"].dt.round("min")
     assert from_frame(df, time_col="at", x="v").x.shape == (1, 1, 3)
