@@ -59,7 +59,7 @@ class SequencePredictionDisplay:
     @classmethod
     def from_estimator(
         cls,
-        est: object,
+        est: Any,
         x: Any,
         y: Any,
         *,

@@ -199,9 +199,9 @@ class CHeader:
             for k, scaler in enumerate(self.before):
                 lines += self._scaler(scaler, f"input{k}", "in", n)
             lines.append(f"@_step_narrow(in, {first}, {n});")
-            lines.append(f"status = @_step_check({first}, {n});")
         else:
-            lines = [f"@_step_copy(x, {first}, {n});", f"status = @_step_check({first}, {n});"]
+            lines = [f"@_step_copy(x, {first}, {n});"]
+        lines.append(f"status = @_step_check({first}, {n});")
         return [*variables, *lines, "if (status < 0) {", f"    {MISSING}", "    return -1;", "}"]
 
     def _scaler(self, scaler: Scaler, name: str, array: str, n: str) -> list[str]:
