@@ -25,8 +25,6 @@ call_hooks_of: Callable[[nn.Module], tuple[Any, Any]] = attrgetter(
 )
 # The arguments of an operation, each with a ``name``.
 arguments_of: Callable[[Any], Any] = attrgetter("_schema.arguments")
-# Conditions on sizes that an exported program checks when it is called; a list to change.
-guards_of: Callable[[Any], list[str]] = attrgetter("_guards_code")
 
 
 def call_uncompiled(module: nn.Module, *args: Any, **kwargs: Any) -> Any:

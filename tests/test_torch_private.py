@@ -40,12 +40,6 @@ def test_arguments_of_an_operation_have_names():
     assert names[:2] == ["size", "generator"]
 
 
-@pytest.mark.slow
-def test_guards_of_an_exported_program_are_a_list_to_change():
-    program = torch.export.export(nn.Linear(2, 1), (torch.zeros(3, 2),))
-    assert isinstance(torch_private.guards_of(program), list)
-
-
 def test_an_uncompiled_call_has_the_hooks_of_the_module():
     layer = nn.Linear(2, 1)
     layer._compiled_call_impl = None  # where torch.compile puts its own

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fluxutils_py.errors import ExportError
 from fluxutils_py.estimator.fitted_parts import SeriesEstimator
+from fluxutils_py.estimator.streams.step_chain import scaler_of
 from fluxutils_py.exporting.c_header import FUNCTIONS, CHeader, Description
 from fluxutils_py.exporting.c_source import check_prefix
 from fluxutils_py.exporting.graph import initial_of
@@ -23,8 +24,7 @@ from fluxutils_py.nn.model_windows import as_tuple, run_window
 from fluxutils_py.nn.states import reset
 from fluxutils_py.steps.operations import Scaler
 from fluxutils_py.steps.step_program import StepProgram, UnsupportedStep, program_of
-from fluxutils_py.transformers.imputer import Fill, ForwardFill
-from fluxutils_py.transformers.winsor_scaler import Winsorize
+from fluxutils_py.transformers.imputer import ForwardFill
 
 N_STEPS = 1000  # of random inputs, to measure what weights of 8 bits cost
 
@@ -131,25 +131,17 @@ def _program(model: nn.Module, n_in: int) -> StepProgram:
 
 def _transform(module: nn.Module) -> Scaler:
     """Return what a module does to single features."""
-    match module:
-        case Affine():
-            kind = "unstandardize" if module.inverse else "standardize"
-            return _with_values(kind, module.center, module.scale)
-        case Winsorize():
-            return _with_values("winsorize", module.mean, module.scale, module.lower, module.upper)
-        case Fill():
-            return _with_values("fill", module.values)
-        case ForwardFill():
-            return _with_values("forward_fill", module.start)
-        case Elementwise():
-            name = getattr(module.function, "__name__", "")
-            if name in FUNCTIONS:
-                return Scaler(name)
+    known = scaler_of(module)
+    if known is not None:
+        return Scaler(known.kind, *(np.asarray(a, float) for a in known[1:]))
+    if isinstance(module, Affine):
+        return Scaler("unstandardize", module.center.numpy(), module.scale.numpy())
+    if isinstance(module, ForwardFill):
+        return Scaler("forward_fill", module.start.double().numpy())
+    name = getattr(getattr(module, "function", None), "__name__", "")
+    if isinstance(module, Elementwise) and name in FUNCTIONS:
+        return Scaler(name)
     raise ExportError(f"{module} cannot be written as C; use format='onnx'")
-
-
-def _with_values(kind: str, *values: Tensor) -> Scaler:
-    return Scaler(kind, *(v.double().numpy() for v in values))
 
 
 # -- what weights of 8 bits cost -------------------------------------------------------------------

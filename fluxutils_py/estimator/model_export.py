@@ -19,7 +19,7 @@ from fluxutils_py.estimator.streams.streaming import ModelParts, stream, unwrap
 from fluxutils_py.exporting.compiled_header import is_header, run_header
 from fluxutils_py.exporting.export_files import FORMATS, ExportedModel, check_format, write_graph
 from fluxutils_py.exporting.graph import Gaps, Graph, initial_of
-from fluxutils_py.exporting.steps import ContextWindow, ModelStep
+from fluxutils_py.exporting.steps import ModelStep
 from fluxutils_py.files import atomic_write
 from fluxutils_py.inputs.moments import Affine
 from fluxutils_py.nn.layers import Elementwise
@@ -242,8 +242,8 @@ def export(
     names of classes), in torch as the extra file ``metadata.json``: ``inputs``, ``outputs`` and
     ``states`` with names, shapes, types and initial values (one number if all are equal, null
     for NaN), ``feature_names``, ``scale`` of the targets, ``classes``, ``per_series`` (whether
-    only the output at the last step of a series counts), ``context`` (how many inputs a model
-    without recurrent layers keeps as its state), and the versions of this package and torch.
+    only the output at the last step of a series counts), and the versions of this package and
+    torch. Labels that are texts are given by their places in ``classes``.
 
     Time is the operator ``Scan`` of ONNX, or ``scan`` of torch, over the graph of one step.
 
@@ -273,7 +273,7 @@ def export(
             )
         return _export_header(path, model, parts, settings)
     est = parts.estimator
-    graph, context = _graph(est, parts.transformers, parts.of_targets)
+    graph = _graph(est, parts.transformers, parts.of_targets)
     classes = est.fitted_parts_.codec.classes
     names_in = _input_names(input_names, len(graph.inputs))
     names_out = _output_names(output_names, len(graph.outputs), classes is not None)
@@ -282,14 +282,9 @@ def export(
             f"{', '.join(map(repr, both))} names both an input and an output; give them different "
             "names"
         )
-    # labels that are texts: a file of ONNX gives them, a program of torch their places
-    texts = None
-    if classes is not None and classes.dtype.kind not in "iufb":
-        texts = {names_out[0]: [str(c) for c in classes]}
     # ranks have the same model: one of them writes
     if get_communicator(est.resolved_params().comm).rank == 0:
-        metadata = _metadata(model, est) | {"context": context}
-        write_graph(path, graph, format, names_in, names_out, metadata, texts)
+        write_graph(path, graph, format, names_in, names_out, _metadata(model, est))
     return None
 
 
@@ -373,7 +368,7 @@ def check_export(
 
 
 def _as_labels(given: np.ndarray, classes: Sequence[Any], dtype: np.dtype) -> np.ndarray:
-    """Return labels; a program of torch gives the places of those that are texts."""
+    """Return labels; a file gives the places of those that are texts."""
     if given.dtype.kind in "iu" and dtype.kind not in "iuf":
         return np.asarray(classes)[given]
     return given
@@ -592,10 +587,7 @@ def _compare_labels(
 
 def _graph(
     est: SeriesEstimator, transformers: list[tuple[str, Any]], of_targets: list[Any]
-) -> tuple[Graph, int]:
-    """Return the graph, and how many earlier inputs a model without recurrent layers keeps as its
-    state.
-    """
+) -> Graph:
     dtype = next(iter(est.model_.parameters()), torch.empty(0)).dtype
     samples = _sample_windows(est, dtype)
     n_features = _features_before(transformers, samples[0].shape[-1])
@@ -609,21 +601,16 @@ def _graph(
     with_state = [i for i, module in enumerate(before) if initial_of(module)]
     gaps: Gaps = "kept" if takes_gaps(est.model_) else "zeros"
     if needs_context(est.model_, samples):
-        if with_state:
-            raise ExportError(
-                f"{type(est.model_).__name__} takes whole windows and cannot follow an imputer "
-                "that looks back; use SequenceImputer() with another strategy"
-            )
-        overlap = int(read_spec(est.resolved_params().spec).overlap)
-        window = ContextWindow(est.model_, samples, overlap)
-        graph = Graph(inputs, before, after=after, window=window, gaps=gaps)
-        return graph, overlap
+        raise ExportError(
+            f"{type(est.model_).__name__} sees its last inputs again with each window, and a file "
+            "has only the state of recurrent layers: take layers of fluxutils_py.nn that keep "
+            "their past, such as CausalConv1d and TCN"
+        )
     # modules without a state run on a whole window at once, those from the first state on by steps
     split = with_state[0] if with_state else len(before)
     steps = [*before[split:], ModelStep(est.model_, samples)]
     # an imputer that looks back fills steps without input, so that no output is NaN for them
-    graph = Graph(inputs, before[:split], steps, after, gaps=None if with_state else gaps)
-    return graph, 0
+    return Graph(inputs, before[:split], steps, after, gaps=None if with_state else gaps)
 
 
 def _sample_windows(est: SeriesEstimator, dtype: torch.dtype) -> list[torch.Tensor]:

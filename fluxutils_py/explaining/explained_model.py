@@ -65,16 +65,13 @@ class ExplainedModel:
             return (tuple(map(str, names)),)
         return tuple(tuple(f"feature {i}" for i in range(s.F)) for s in arrays)
 
-    def means(self) -> list[np.ndarray]:
-        """Return the mean of each feature of each input, (F,), over all series and steps."""
-        means = []
-        for series in self.inputs.series:
-            total, count = np.zeros(series.F), np.zeros(series.F)
-            for _, _, block in read_blocks(series, self.inputs):
-                total += np.nansum(block, (1, 2), dtype=np.float64)
-                count += (~np.isnan(block)).sum((1, 2))
-            means.append(total / np.maximum(count, 1))
-        return means
+    def mean(self, series: SeriesArray) -> np.ndarray:
+        """Return the mean of each feature of one of the inputs, (F,), over all series and steps."""
+        total, count = np.zeros(series.F), np.zeros(series.F)
+        for _, _, block in read_blocks(series, self.inputs):
+            total += np.nansum(block, (1, 2), dtype=np.float64)
+            count += (~np.isnan(block)).sum((1, 2))
+        return total / np.maximum(count, 1)
 
 
 def read_model(est: Any, x: object, lengths: object, starts: object) -> ExplainedModel:
@@ -112,21 +109,16 @@ def read_model(est: Any, x: object, lengths: object, starts: object) -> Explaine
     inputs = read_inputs(x, schema, starts=starts, lengths=lengths)
     if all(s.kind == "int" for s in inputs.series):
         raise TypeError(f"integer inputs have no gradient; {REMEDY}")
-    explained = _explained(parts.transformers)
+    others = [type(t).__name__ for _, t in parts.transformers if not _is_linear(t)]
+    explained = "inputs"
+    if others:
+        explained = f"inputs of the model, after {', '.join(others)}"
     return ExplainedModel(inner, read_spec(settings.spec), inputs, parts.transformers, explained)
-
-
-def _explained(transformers: Sequence[tuple[str, Any]]) -> str:
-    others = [t for _, t in transformers if not _is_linear(t)]
-    if not others:
-        return "inputs"
-    return f"inputs of the model, after {', '.join(type(t).__name__ for t in others)}"
 
 
 def _is_linear(transformer: Any) -> bool:
     # exactly: a subclass may compute something else
-    clips = getattr(transformer, "clip", False)
-    return type(transformer) in LINEAR_SCALERS and not clips
+    return type(transformer) in LINEAR_SCALERS and not getattr(transformer, "clip", False)
 
 
 @dataclass(frozen=True)
@@ -138,25 +130,26 @@ class Past:
     windows : SequenceWindows
         Of this series alone.
     rows : Segments
-    n_steps : int
-        Steps that are run: up to the explained one, or to the end of its window for a model that
-        must see windows.
     at : int
-        The explained step, counted from the first one that is run.
-    first : int
-        The step of the series that is run first.
-    step : int
-        The explained step in the inputs.
+        The explained step, counted from the first one of the series.
+    device, dtype
+        Of the model.
     """
 
     windows: SequenceWindows
     rows: Segments
-    n_steps: int
     at: int
-    first: int
-    step: int
     device: torch.device
     dtype: torch.dtype
+
+    @property
+    def first(self) -> int:
+        """The first step of the series in the inputs."""
+        return int(self.rows.start[0])
+
+    @property
+    def n_steps(self) -> int:
+        return int(self.rows.length[0])
 
     def read(self, steps: slice) -> tuple[tuple[Tensor, ...], Tensor | None]:
         """Return the inputs (S, 1, F) of some steps, zero where there are none, and where that
@@ -198,32 +191,19 @@ def read_past(model: ExplainedModel, series: int, step: int | None) -> Past:
     series = int(series) % inputs.N
     whole = inputs.whole()[series : series + 1]
     end = int(whole.start[0] + whole.length[0])
-    step = _read_step(step, int(whole.start[0]), end)
-    run = next(r for r in inputs.contiguous_runs() if r.start <= step < r.stop)
-    arrays, n_context = inputs.with_context(run)
-    if inputs.view is None or (len(inputs.contiguous_runs()) == 1 and not n_context):
-        first = int(whole.start[0])
-    else:
-        first = run.start - n_context
-        whole = Segments(whole.series, np.zeros(1, int), np.array([arrays[0].shape[2]]))
-    names = [s.name for s in inputs.series]
+    first = int(whole.start[0])
+    step = _read_step(step, first, end)
+    # earlier rows with gaps between them are no past of one state
+    if len(inputs.contiguous_runs()) > 1 or inputs.with_context(slice(0, inputs.T))[1]:
+        raise ShapeError("rows of timesteps with gaps or context; explain the array (F, N, T)")
     windows = SequenceWindows(
-        tuple(SeriesArray(a, name) for a, name in zip(arrays, names, strict=True)),
+        inputs.series,
         batchsize=1,
         seqsize=model.spec.seqsize or inputs.T,
         segments=whole,
     )
     parameter = next(model.model.parameters(), torch.empty(0))
-    past = Past(
-        windows,
-        whole,
-        int(whole.length[0]),
-        step - first,
-        first,
-        step,
-        parameter.device,
-        parameter.dtype,
-    )
+    past = Past(windows, whole, step - first, parameter.device, parameter.dtype)
     _, missing = past.read(slice(past.at, past.at + 1))
     if missing is not None and bool(missing.any()):
         raise DataError(

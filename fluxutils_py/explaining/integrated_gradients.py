@@ -41,7 +41,6 @@ def explain(
     *,
     baseline: Any = "mean",
     n_points: int | None = None,
-    seqsize: int | None = None,
     lengths: object = None,
     starts: object = None,
 ) -> Explanation:
@@ -65,11 +64,10 @@ def explain(
         Which series.
     step : int, optional
         The step whose output is explained; negative numbers count from the end. None: the last.
-    output : int, class label, or pair of int, optional
-        Which number of several, (i, g) for number g of the i-th of several outputs; of a
-        classifier, the class whose score is explained. None: the only number, or the class that is
-        predicted at this step. The score is that of ``decision_function``: of two classes, the
-        difference to the other.
+    output : int or class label, optional
+        Which number of several, counted through all outputs; of a classifier, the class whose score
+        is explained. None: the only number, or the class that is predicted at this step. The score
+        is that of ``decision_function``: of two classes, the difference to the other.
     baseline : "mean", "zero", array of shape (F,) or (F, T), or a tuple of these
         The inputs with which those of the series are compared, in the units of ``x``. "mean": the
         mean of each feature over all of ``x``. "zero": zeros, where the model gets them. An array
@@ -77,8 +75,6 @@ def explain(
     n_points : int, optional
         Points on the path from baseline to inputs. None: 16, and four times as many until
         attributions are complete to 1e-4, or 4096, as models with kinks (ReLU) may need.
-    seqsize : int, optional
-        Steps per window; the result does not depend on it. None: what fits 64 MB.
     lengths, starts : array of int, shape (N,), optional
         As for ``est.predict``.
 
@@ -118,13 +114,12 @@ def explain(
     ((3, 41), 'feature 1', True)
     """
     check_integer("n_points", n_points, 1, optional=True, error=SpecError)
-    check_integer("seqsize", seqsize, 1, optional=True, error=SpecError)
     model = read_model(est, x, lengths, starts)
     past = read_past(model, series, step)
     session = InferenceSession(
         model.model, lambda: past.read(slice(0, min(3, past.n_steps)))[0], model.spec.overlap
     )
-    windows = _windows(model, past, session, seqsize)
+    windows = _windows(model, past, session)
     score = Score(model.est.fitted_parts_.codec, past.at - windows[-1].start, output)
     ends = partial(past.ends, read_baselines(model, past, baseline))
     gradients = PathGradients(session, windows, ends, score)
@@ -135,21 +130,14 @@ def explain(
     return explanation
 
 
-def _windows(
-    model: ExplainedModel, past: Past, session: InferenceSession, seqsize: int | None
-) -> list[slice]:
+def _windows(model: ExplainedModel, past: Past, session: InferenceSession) -> list[slice]:
     """Return the steps of the windows to run, the explained step in the last one."""
     if session.mode != "windows":
-        size = seqsize or window_size(model.model, sum(s.F for s in past.windows.x))
+        size = window_size(model.model, sum(s.F for s in past.windows.x))
         stop = past.at + 1
         return [slice(a, min(a + size, stop)) for a in range(0, stop, size)]
     # the model may see later steps of a window: the same windows as in predict
     size = min(past.windows.seqsize, past.n_steps)
-    if seqsize not in (None, size):
-        raise SpecError(
-            f"the model must see windows as in training, of {size} steps; leave out "
-            f"seqsize={seqsize}"
-        )
     start = past.at // size * size
     stop = min(start + size, past.n_steps)
     if session.needs_context:
@@ -173,7 +161,7 @@ class Score:
     codec : TargetCodec
     at : int
         The step in the window.
-    output : int, class label, pair of int, or None
+    output : int, class label or None
 
     Attributes
     ----------
@@ -191,9 +179,16 @@ class Score:
         """Return the scores (B,) for outputs (S, B, G)."""
         if self.codec.classes is not None:
             return self._of_class(outputs[0][self.at].double(), self.codec.classes)
-        i, g = self._number([o.shape[2] for o in outputs])
-        self.name = f"output {g}" if len(outputs) == 1 else f"output ({i}, {g})"
-        value = outputs[i][self.at, :, g].double()
+        sizes = [o.shape[2] for o in outputs]
+        if self.output is None and sum(sizes) > 1:
+            raise SpecError(
+                f"the model gives outputs of {sizes} numbers per step; choose one: output=0"
+            )
+        g = check_integer("output", self.output or 0, 0, error=SpecError)
+        if g >= sum(sizes):
+            raise SpecError(f"output is {g}, but there are {sizes} numbers per step")
+        self.name = f"output {g}"
+        value = torch.cat([o[self.at] for o in outputs], -1)[:, g].double()
         scale = self.codec.scale
         if scale is None:
             return value
@@ -212,26 +207,6 @@ class Score:
             return scores[:, place] - scores[:, 1 - place]
         return scores[:, place]
 
-    def _number(self, sizes: list[int]) -> tuple[int, int]:
-        """Return which of the outputs, of these sizes, and which number of it."""
-        if self.output is None:
-            if sum(sizes) > 1:
-                raise SpecError(
-                    f"the model gives outputs of {sizes} numbers per step; choose one: "
-                    f"output={0 if len(sizes) == 1 else (0, 0)}"
-                )
-            return 0, 0
-        pair = self.output if isinstance(self.output, tuple) else (0, self.output)
-        if len(pair) != 2 or (len(sizes) > 1 and not isinstance(self.output, tuple)):
-            raise SpecError(
-                f"output must be a pair (i, g) for {len(sizes)} outputs, or an integer for one, "
-                f"got {self.output!r}"
-            )
-        i, g = (check_integer("output", k, 0, error=SpecError) for k in pair)
-        if i >= len(sizes) or g >= sizes[i]:
-            raise SpecError(f"output is {self.output!r}, but there are {sizes} numbers per step")
-        return i, g
-
 
 def read_baselines(model: ExplainedModel, past: Past, given: Any) -> list[Tensor]:
     """Return the baseline of each input, (1 or T, 1, F), from what was given for all or each."""
@@ -239,24 +214,17 @@ def read_baselines(model: ExplainedModel, past: Past, given: Any) -> list[Tensor
     each = given if isinstance(given, tuple) else (given,) * len(arrays)
     if len(each) != len(arrays):
         raise ShapeError(f"baseline has {len(each)} entries for {len(arrays)} inputs")
-    means = model.means() if any(isinstance(b, str) and b == "mean" for b in each) else []
     tensors = []
-    for i, (b, series) in enumerate(zip(each, arrays, strict=True)):
-        if isinstance(b, str):
-            values = _named_baseline(b, series.F, means[i] if means else None)
+    for b, series in zip(each, arrays, strict=True):
+        if isinstance(b, str) and b == "mean":
+            values = model.mean(series)[:, None]
+        elif isinstance(b, str) and b == "zero":
+            values = np.zeros((series.F, 1))
         else:
             values = _given_baseline(model, b, series.F)
         tensor = torch.as_tensor(values.T[:, None].copy())
         tensors.append(tensor.to(past.device, past.dtype))
     return tensors
-
-
-def _named_baseline(name: str, n_features: int, means: np.ndarray | None) -> np.ndarray:
-    if name == "zero":
-        return np.zeros((n_features, 1))
-    if name != "mean" or means is None:
-        raise SpecError(f"baseline must be 'mean', 'zero' or an array, got {name!r}")
-    return means[:, None]
 
 
 def _given_baseline(model: ExplainedModel, given: object, n_features: int) -> np.ndarray:
@@ -265,7 +233,7 @@ def _given_baseline(model: ExplainedModel, given: object, n_features: int) -> np
     if values.ndim == 1:
         values = values[:, None]
     if values.ndim != 2:
-        raise ShapeError(f"baseline must have shape (F,) or (F, T), got {values.shape}")
+        raise SpecError(f"baseline must be 'mean', 'zero', or of shape (F,) or (F, T): {given!r}")
     for name, transformer in model.transformers:
         # those of this package know the features of a series of any length
         if not hasattr(transformer, "stream"):
@@ -277,8 +245,7 @@ def _given_baseline(model: ExplainedModel, given: object, n_features: int) -> np
         values = transformer.transform(values[:, None])[:, 0]
     if len(values) != n_features or not np.isfinite(values).all():
         raise ShapeError(
-            f"baseline has shape {np.asarray(given).shape}; expected {n_features} features, all "
-            "finite"
+            f"baseline has shape {np.shape(values)}; expected {n_features} finite features"
         )
     return values
 
@@ -329,7 +296,7 @@ def _explanation(
         completeness=completeness_error(integral),
         n_points=integral.n_points,
         series=series % model.inputs.N,
-        step=past.step,
+        step=past.first + past.at,
         output=output,
         explained=model.explained,
     )

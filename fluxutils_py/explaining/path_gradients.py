@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 
 from fluxutils_py.nn.kernels.recurrence import State
-from fluxutils_py.nn.states import recurrent_layers, reset, restore
+from fluxutils_py.nn.model_windows import as_tuple
+from fluxutils_py.nn.recurrent import map_state
+from fluxutils_py.nn.states import recurrent_layers, reset, restore, snapshot
 from fluxutils_py.steps.session import InferenceSession
 
 Tensors = tuple[Tensor, ...]
@@ -62,7 +64,6 @@ class PathGradients:
         self.windows = windows
         self.read = read
         self.score = score
-        self._layers = recurrent_layers(session.model)
 
     def integrate(self, n_points: int) -> PathIntegral:
         """Integrate by Gauss and Legendre's rule with this number of points, in as many equal
@@ -91,10 +92,6 @@ class PathGradients:
         scores = np.empty(0)
         for window, start in zip(reversed(self.windows), reversed(starts), strict=True):
             is_last = window == self.windows[-1]
-            if not is_last and all(g is None for g in carried):
-                # nothing before this step reaches the score
-                sums.append(self._zeros(window))
-                continue
             leaves = self._load_states(start)
             ends = self.read(window)
             floats, targets = self._run_with_graph(_points(ends, places), is_last)
@@ -102,6 +99,7 @@ class PathGradients:
                 scores = targets[0].detach().double().cpu().numpy()
                 carried = [torch.as_tensor(weights).to(targets[0])]
             wanted = floats + [t for t in leaves if t is not None]
+            # none where nothing before this window reaches the score
             gradients = _gradients(targets, carried, wanted)
             sums.append(_weigh(ends, gradients[: len(floats)]))
             # none for states of integers
@@ -119,45 +117,31 @@ class PathGradients:
         # cuDNN differentiates recurrent layers in training mode only
         with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
             outputs = self.session.run(rows)
-            targets = [self.score(outputs)] if is_last else self._state_tensors()
-        return floats, targets
-
-    def _zeros(self, window: slice) -> Tensors:
-        inputs, _ = self.read(window)
-        return tuple(x.new_zeros(x.shape[::2], dtype=torch.float64) for x in inputs)
+            if is_last:
+                return floats, [self.score(outputs)]
+        return floats, _tensors([layer.state for layer in recurrent_layers(self.session.model)])
 
     def _states_at_starts(self, places: np.ndarray) -> list[list[State | None]]:
         """Run all windows but the last; return the states of all layers before each window."""
         self.session.load(None, len(places))
-        starts: list[list[State | None]] = [[None] * len(self._layers)]
+        starts: list[list[State | None]] = [[None for _ in snapshot(self.session.model)]]
         for window in self.windows[:-1]:
             with torch.no_grad():
                 self.session.run(_points(self.read(window), places))
             # copies: a layer may go on in place
-            starts.append([_copied(layer.state) for layer in self._layers])
+            starts.append(_copies(snapshot(self.session.model)))
         return starts
 
     def _load_states(self, start: list[State | None]) -> list[Tensor | None]:
         """Start from these states; return their tensors, to which gradients go back, with None
         for one of integers.
         """
-        leaves: list[Tensor | None] = []
-        loaded: list[State | None] = []
-        for state in start:
-            tensors = _tensors_of(state)
-            own = [t.requires_grad_() if t.is_floating_point() else None for t in tensors]
-            leaves += own
-            # a copy of a leaf may be changed in place, a leaf may not
-            copies = [t.clone() for t in tensors]
-            if state is None or isinstance(state, Tensor):
-                loaded.append(copies[0] if copies else None)
-            else:
-                loaded.append(tuple(copies))
-        restore(self.session.model, loaded)
+        leaves = []
+        for t in _tensors(start):
+            leaves.append(t.requires_grad_() if t.is_floating_point() else None)
+        # a copy of a leaf may be changed in place, a leaf may not
+        restore(self.session.model, _copies(start))
         return leaves
-
-    def _state_tensors(self) -> list[Tensor]:
-        return [t for layer in self._layers for t in _tensors_of(layer.state)]
 
 
 def _rules(n_points: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -211,14 +195,10 @@ def _gradients(
     return torch.autograd.grad(outputs, list(leaves), gradients, allow_unused=True)
 
 
-def _tensors_of(state: State | None) -> list[Tensor]:
-    if state is None:
-        return []
-    return [state] if isinstance(state, Tensor) else list(state)
+def _tensors(states: Sequence[State | None]) -> list[Tensor]:
+    """Return the tensors of the states of all layers."""
+    return [t for s in states if s is not None for t in as_tuple(s)]
 
 
-def _copied(state: State | None) -> State | None:
-    tensors = [t.detach().clone() for t in _tensors_of(state)]
-    if state is None or isinstance(state, Tensor):
-        return tensors[0] if tensors else None
-    return tuple(tensors)
+def _copies(states: Sequence[State | None]) -> list[State | None]:
+    return [None if s is None else map_state(Tensor.clone, s) for s in states]

@@ -17,18 +17,14 @@ from fluxutils_py.steps.operations import Names, Operation, Scaler
 from fluxutils_py.steps.step_program import StepProgram
 
 # of NumPy or torch, and of math.h
-FUNCTIONS = {
-    "abs": "fabs",
-    "absolute": "fabs",
-    "arccos": "acos",
-    "arccosh": "acosh",
-    "arcsin": "asin",
-    "arcsinh": "asinh",
-    "arctan": "atan",
-    "arctanh": "atanh",
-    **{name: name for name in ("cos", "cosh", "sin", "sinh", "tan", "tanh", "sqrt")},
-    **{name: name for name in ("exp", "exp2", "expm1", "log", "log10", "log1p", "log2")},
-    **{name: name for name in ("ceil", "floor", "trunc")},
+FUNCTIONS = {"abs": "fabs", "absolute": "fabs"} | {
+    name: name.replace("arc", "a")
+    for name in (
+        *("arccos", "arccosh", "arcsin", "arcsinh", "arctan", "arctanh"),
+        *("cos", "cosh", "sin", "sinh", "tan", "tanh", "sqrt"),
+        *("exp", "exp2", "expm1", "log", "log10", "log1p", "log2"),
+        *("ceil", "floor", "trunc"),
+    )
 }
 # C99 rounds what it stores; C++ may keep more digits, on the x87 units of old x86 processors
 GUARDS = """\
@@ -203,9 +199,9 @@ class CHeader:
             for k, scaler in enumerate(self.before):
                 lines += self._scaler(scaler, f"input{k}", "in", n)
             lines.append(f"@_step_narrow(in, {first}, {n});")
-            lines.append(f"status = @_step_check({first}, {n});")
         else:
-            lines = [f"@_step_copy(x, {first}, {n});", f"status = @_step_check({first}, {n});"]
+            lines = [f"@_step_copy(x, {first}, {n});"]
+        lines.append(f"status = @_step_check({first}, {n});")
         return [*variables, *lines, "if (status < 0) {", f"    {MISSING}", "    return -1;", "}"]
 
     def _scaler(self, scaler: Scaler, name: str, array: str, n: str) -> list[str]:

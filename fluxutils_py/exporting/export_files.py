@@ -6,7 +6,7 @@ import json
 import os
 import re
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from fluxutils_py.errors import ExportError, LoadError
-from fluxutils_py.exporting.graph import Graph, module_of_operator, quiet_exporters
+from fluxutils_py.exporting.graph import Graph, quiet_exporters
 from fluxutils_py.exporting.steps import InitialState
 from fluxutils_py.files import atomic_write
-from fluxutils_py.tree import named_leaves
 from fluxutils_py.validation import require_package
 
 FORMATS = ("onnx", "torch")  # of graphs
@@ -44,7 +43,6 @@ def write_graph(
     inputs: Sequence[str],
     outputs: Sequence[str],
     metadata: dict[str, Any],
-    texts: Mapping[str, Sequence[str]] | None = None,
 ) -> None:
     """Write a graph to a file, aside and then moved into place.
 
@@ -57,15 +55,12 @@ def write_graph(
         Their names.
     metadata : dict of plain values
         Added to the names, shapes and types of inputs, outputs and states.
-    texts : dict, optional
-        For outputs that are places in a list of texts, by name, the list. ONNX gives the texts,
-        torch the places.
 
     Raises
     ------
     ExportError
         If an operator has no counterpart in ONNX, or onnxruntime (where it is installed) cannot
-        load the file, for example for want of an operator in float64; the message names the module.
+        load the file, for example for want of an operator in float64; the message names it.
     ImportError
         If the format is "onnx" and its packages are not installed.
     """
@@ -77,18 +72,13 @@ def write_graph(
         return
     model = _to_onnx(graph, inputs, outputs)
     _name_axes(model.graph)
-    _restore_digits(model.graph, graph)
-    for name, choices in (texts or {}).items():
-        _replace_by_texts(model.graph, name, choices)
-        output = next(o for o in entries["outputs"] if o["name"] == name)
-        output["dtype"] = "string"
     _drop_unused(model.graph)
     for key, value in entries.items():
         entry = model.metadata_props.add()
         entry.key = key
         entry.value = value if key in TEXTS else json.dumps(value)
     content = model.SerializeToString()
-    _require_kernels(graph, content)
+    _require_kernels(content)
     with atomic_write(path) as file:
         file.write(content)
 
@@ -132,20 +122,10 @@ def _initial_value(value: Tensor) -> Any:
     """Return one number if all values are equal, else nested lists; None for NaN, which JSON does
     not have.
     """
-    if not value.numel():
-        return 0
-    first = value.flatten()[:1]
-    everywhere = first.expand_as(value)
-    if torch.allclose(value, everywhere, rtol=0, atol=0, equal_nan=True):
-        return _json_numbers(first.item())
-    return _json_numbers(value.tolist())
-
-
-def _json_numbers(values: Any) -> Any:
-    if isinstance(values, list):
-        return [_json_numbers(v) for v in values]
-    is_nan = values != values
-    return None if is_nan else values
+    first = value.flatten()[:1].item()
+    if value.isnan().all():
+        return None
+    return first if bool((value == first).all()) else value.tolist()
 
 
 def _to_onnx(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> Any:
@@ -164,38 +144,18 @@ def _to_onnx(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> Any
                 verbose=False,
             )
     except Exception as error:  # torch and onnxscript raise many types
-        raise _not_convertible(graph, error) from error
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise ExportError(
+            f"torch cannot write the model as ONNX: {cause}; format='torch' has all operators"
+        ) from error
     assert program is not None
     return program.model_proto
 
 
-def _not_convertible(graph: Graph, error: Exception) -> ExportError:
-    messages = []
-    cause: BaseException | None = error
-    while cause is not None:
-        messages.append(str(cause))
-        cause = cause.__cause__
-    text = "\n".join(messages)
-    operator = re.search(r"OpOverload\(op='([\w.:]+)'", text)
-    operator = operator or re.search(r"(aten\.\w+\.\w+)", text)
-    if operator is None:
-        lines = [line for line in text.splitlines() if line.strip()]
-        reason = lines[0] if lines else type(error).__name__
-        return ExportError(
-            f"the model cannot be written as ONNX: {reason}; format='torch' may support it"
-        )
-    name = operator[1].replace("::", ".")
-    where = module_of_operator(graph, name)
-    return ExportError(
-        f"{where or 'the model'} cannot be written as ONNX, which has no counterpart of torch's "
-        f"{name}; format='torch' supports it"
-    )
-
-
-def _require_kernels(graph: Graph, content: bytes) -> None:
-    """Raise an ExportError that names the module if onnxruntime is installed and cannot load the
-    model.
-    """
+def _require_kernels(content: bytes) -> None:
+    """Raise an ExportError if onnxruntime is installed and cannot load the model."""
     try:
         runtime = import_module("onnxruntime")
     except ImportError:
@@ -204,16 +164,8 @@ def _require_kernels(graph: Graph, content: bytes) -> None:
         # of the log only what is fatal: the error is raised here anyway
         _session(runtime, content, log_level=4)
     except Exception as error:  # of onnxruntime, which has a class for each
-        operator = re.search(r"implementation for (\w+)\(", str(error))
-        where = None
-        lacking = "an operator"
-        if operator:
-            where = module_of_operator(graph, f"onnx.{operator[1].lower()}")
-            lacking = f"{operator[1]} in {_dtype_name(graph.inputs[-1])}"
         raise ExportError(
-            f"{where or 'the model'} cannot run in onnxruntime, which lacks {lacking}; "
-            "fit on float32 data, or use format='torch' (onnxruntime: "
-            f"{str(error).splitlines()[0]})"
+            f"onnxruntime cannot run the model: {error}; fit on float32 data, or use format='torch'"
         ) from error
 
 
@@ -249,47 +201,6 @@ def _graphs(graph: Any) -> Iterator[Any]:
         for attribute in node.attribute:
             if attribute.HasField("g"):
                 yield from _graphs(attribute.g)
-
-
-def _restore_digits(onnx_graph: Any, graph: Graph) -> None:
-    """Give numbers in the code of models in float64 all their digits again, which torch.onnx rounds
-    to float32.
-
-    Attributes of operators, such as the eps of a normalisation, stay float32: ONNX has no others.
-    """
-    onnx = require("onnx")
-    exact: dict[float, float] = {}  # by the rounded number
-    for program in (graph.program, *graph.programs):
-        for node in program.graph.nodes:
-            for _, value in named_leaves([*node.args, node.kwargs]):
-                if isinstance(value, float):
-                    rounded = torch.tensor(value, dtype=torch.float32).item()
-                    exact[rounded] = value
-    for tensor in onnx_graph.initializer:
-        is_wide = tensor.data_type == onnx.TensorProto.DOUBLE
-        # parameters have all their digits
-        if not is_wide or tensor.dims or tensor.name in graph.program.state_dict:
-            continue
-        rounded = onnx.numpy_helper.to_array(tensor).item()
-        if rounded in exact:
-            values = [exact[rounded]]
-            number = onnx.helper.make_tensor(tensor.name, tensor.data_type, (), values)
-            tensor.CopyFrom(number)
-
-
-def _replace_by_texts(graph: Any, name: str, texts: Sequence[str]) -> None:
-    """Replace an output of indices by the texts at these indices."""
-    onnx = require("onnx")
-    for node in graph.node:
-        for k, output in enumerate(node.output):
-            if output == name:
-                node.output[k] = f"{name}.place"
-    encoded = [text.encode() for text in texts]
-    table = onnx.helper.make_tensor(f"{name}.texts", onnx.TensorProto.STRING, [len(texts)], encoded)
-    graph.initializer.append(table)
-    graph.node.append(onnx.helper.make_node("Gather", [f"{name}.texts", f"{name}.place"], [name]))
-    declared = next(o for o in graph.output if o.name == name)
-    declared.type.tensor_type.elem_type = onnx.TensorProto.STRING
 
 
 def _drop_unused(graph: Any) -> None:

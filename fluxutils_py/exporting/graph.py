@@ -5,6 +5,7 @@ series.
 from __future__ import annotations
 
 import logging
+import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,13 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from fluxutils_py.errors import ExportError
-from fluxutils_py.exporting.steps import N_SERIES, ContextWindow, InitialState
+from fluxutils_py.exporting.steps import N_SERIES, InitialState
 from fluxutils_py.nn.kernels.library import native_kernels
 from fluxutils_py.nn.model_windows import as_tuple
-from fluxutils_py.torch_private import guards_of
 
 N_STEPS = 5  # of examples; another number than N_SERIES, to tell the axes apart
-N_CONTEXT = 2  # of examples: torch takes 0 and 1 for constants
 Tensors = tuple[Tensor, ...]
 Gaps = Literal["zeros", "kept"] | None
 
@@ -42,8 +41,6 @@ class Graph:
         :class:`InitialState`, ``n_outputs`` the number of outputs; :class:`ModelStep` is one. A
         module without ``initial`` has no state, such as a function of numbers. They become the body
         of a scan over time.
-    window : ContextWindow, optional
-        In place of ``steps``, for a model that takes whole windows.
     gaps : "zeros", "kept" or None
         Whether a series without input at a step (all its features are NaN after ``before``) counts
         as zeros there, or is left to the model, and its outputs are NaN before ``after``; as in
@@ -72,43 +69,22 @@ class Graph:
         steps: Sequence[nn.Module] = (),
         after: Sequence[nn.Module] = (),
         *,
-        window: ContextWindow | None = None,
         gaps: Gaps = None,
     ) -> None:
         self.inputs = [x.expand(N_STEPS, N_SERIES, -1).clone() for x in inputs]
-        parts: Any = steps if window is None else [window]
-        self.initial: tuple[InitialState, ...] = tuple(
-            s for part in parts for s in initial_of(part)
-        )
+        self.initial = tuple(s for part in steps for s in initial_of(part))
+        states = [s.of(N_SERIES) for s in self.initial]
         with quiet_exporters(), native_kernels(False), torch.no_grad():
-            states = self._example_states(window)
             leading = _Chain(before)
-            if window is None:
-                xs = leading(*self.inputs)
-                if gaps == "zeros":
-                    xs = tuple(map(_zero_gaps, xs))
-                scan = _Scan(_Chain(steps), xs, states, self.initial)
-                core: nn.Module = scan
-            else:
-                core = window
-            axes = _free_axes(len(inputs), self.initial, ["steps"], has_context=window is not None)
-            whole = _Whole(leading, core, _Chain(after), len(inputs), gaps)
+            xs = leading(*self.inputs)
+            scan = _Scan(_Chain(steps), xs, states, self.initial)
+            whole = _Whole(leading, scan, _Chain(after), len(inputs), gaps)
+            axes = _free_axes(len(inputs), self.initial, ["steps"])
             examples = [*self.inputs, *states]
             self.program = _export_program(whole, examples, axes)
-            if window is not None:
-                _allow_one_step(self.program)
             _forget_sources(self.program)
             results = self.program.module()(*examples)
-        # those whose nodes know the modules of the user: a scan hides them from the whole
-        self.programs = [self.program if window is not None else scan.program]
         self.outputs = list(results[: len(results) - len(states)])
-
-    def _example_states(self, window: ContextWindow | None) -> list[Tensor]:
-        if window is None:
-            return [s.of(N_SERIES) for s in self.initial]
-        if not self.initial:
-            return []
-        return [x.new_zeros(N_CONTEXT, N_SERIES, x.shape[2]) for x in self.inputs]
 
 
 def initial_of(module: nn.Module) -> tuple[InitialState, ...]:
@@ -162,14 +138,13 @@ class _Scan(nn.Module):
         self.n_states = len(states)
         first_steps = [x[0] for x in xs]
         axes = _free_axes(len(xs), initial, [])
-        self.program = _export_program(chain, [*first_steps, *states], axes)
-        self.n_weights = self._register_weights()
+        program = _export_program(chain, [*first_steps, *states], axes)
+        self.n_weights = self._register_weights(program)
         # in a list, so that its parts are no submodules
-        self._step = [self.program.graph_module]
+        self._step = [program.graph_module]
 
-    def _register_weights(self) -> int:
+    def _register_weights(self, program: Any) -> int:
         """Register the tensors that the step uses as buffers; return their number."""
-        program = self.program
         values = {**program.state_dict, **program.constants}
         names = [
             s.target for s in program.graph_signature.input_specs if s.kind.name != "USER_INPUT"
@@ -266,28 +241,17 @@ def _zero_gaps(x: Tensor) -> Tensor:
 
 
 def _free_axes(
-    n_inputs: int,
-    initial: Sequence[InitialState],
-    leading: list[str],
-    *,
-    has_context: bool = False,
+    n_inputs: int, initial: Sequence[InitialState], leading: list[str]
 ) -> dict[str, Any]:
     """Return the free axes of inputs and states, as torch.export wants them: those of series, of
-    inputs also the axes that lead, of a context its number of steps.
+    inputs also the axes that lead.
     """
     from torch.export import Dim
 
     series = Dim("series", min=1)
     of_input = dict(enumerate([*(Dim(name, min=1) for name in leading), series]))
-    past = {0: Dim("context", min=0)} if has_context else {}
-    of_states = [{s.batch_axis: series, **past} for s in initial]
+    of_states = [{s.batch_axis: series} for s in initial]
     return {"tensors": (*[of_input] * n_inputs, *of_states)}
-
-
-def _allow_one_step(program: Any) -> None:
-    """Remove the guards of torch against one step in all, which is no special case of a window."""
-    guards = guards_of(program)
-    guards[:] = [g for g in guards if not g.endswith("!= 1")]
 
 
 def _export_program(module: nn.Module, examples: Sequence[Tensor], axes: dict[str, Any]) -> Any:
@@ -296,12 +260,13 @@ def _export_program(module: nn.Module, examples: Sequence[Tensor], axes: dict[st
     try:
         return torch.export.export(module, copies, dynamic_shapes=axes)
     except Exception as error:  # of torch, or of the user's module
-        name = _failing_module(module, error)
+        owners = [f.f_locals.get("self") for f, _ in traceback.walk_tb(error.__traceback__)]
+        names = ["the model", *(type(o).__name__ for o in owners if isinstance(o, nn.Module))]
         lines = [line for line in str(error).splitlines() if line.strip()]
         reason = lines[0] if lines else type(error).__name__
         raise ExportError(
-            f"{name} cannot be exported: {reason}; the whole message of torch is above. A step "
-            "must be made of torch's operations, for any number of series"
+            f"{names[-1]} cannot be exported: {reason}; the whole message of torch is above. A "
+            "step must be made of torch's operations, for any number of series"
         ) from error
 
 
@@ -313,30 +278,6 @@ def _forget_sources(program: Any) -> None:
         if isinstance(module, torch.fx.GraphModule):
             for node in module.graph.nodes:
                 node.meta.pop("stack_trace", None)
-
-
-def _failing_module(module: nn.Module, error: BaseException | None) -> str:
-    """Return the name of the innermost module in whose ``forward`` an error was raised, as the
-    user's model has it.
-    """
-    names = {id(m): name for name, m in module.named_modules()}
-    failing: nn.Module | None = None
-    while error is not None and failing is None:
-        for candidate in _frame_owners(error):
-            if isinstance(candidate, nn.Module) and names.get(id(candidate)):
-                failing = candidate  # the last one is the innermost
-        error = error.__cause__ or error.__context__
-    if failing is None:
-        return "the model"
-    return f"{_user_path(names[id(failing)])} ({type(failing).__name__})"
-
-
-def _frame_owners(error: BaseException) -> Iterator[object]:
-    """Yield the ``self`` of each method that an error passed through, from the outermost."""
-    trace = error.__traceback__
-    while trace is not None:
-        yield trace.tb_frame.f_locals.get("self")
-        trace = trace.tb_next
 
 
 @contextmanager
@@ -362,27 +303,3 @@ def quiet_exporters() -> Iterator[None]:
             config.do_not_emit_stack_traces = do_not_emit
             for logger, level in zip(loggers, levels, strict=True):
                 logger.setLevel(level)
-
-
-def module_of_operator(graph: Graph, operator: str) -> str | None:
-    """Return the name of the first module that uses an operator, such as ``aten.fft_r2c.default``;
-    None if unknown.
-    """
-    name = operator.split(".")[1]
-    # decompositions too: ONNX may lack an operator that only they contain
-    with quiet_exporters():
-        programs = [*graph.programs, *(p.run_decompositions() for p in graph.programs)]
-    for program in programs:
-        for node in program.graph.nodes:
-            # torch.special.x is aten.special_x, of which ONNX gets prims.x
-            uses_it = str(node.target).rpartition(".")[0].endswith(name)
-            stack = node.meta.get("nn_module_stack")
-            if uses_it and stack:
-                path, class_name = list(stack.values())[-1]
-                return f"{_user_path(str(path))} ({str(class_name).rpartition('.')[2]})"
-    return None
-
-
-def _user_path(path: str) -> str:
-    """Return the path of a module in the user's model, from that in the graph."""
-    return repr(path.partition("model.")[2] or path)

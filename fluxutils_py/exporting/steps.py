@@ -65,8 +65,8 @@ class ModelStep(nn.Module):
     def __init__(self, model: nn.Module, inputs: Sequence[Tensor]) -> None:
         super().__init__()
         first_series = [0] * N_SERIES  # repeated
-        examples = [x[:, first_series] for x in _on_cpu(inputs)]
-        self.model = reset(_frozen_copy(model))
+        examples = [x.detach().cpu()[:, first_series] for x in inputs]
+        self.model = reset(deep_copy(model)).cpu().eval().requires_grad_(False)
         require_exportable(self.model)
         # of "either", single steps are used: they are what the graph computes
         self.windowed = window_mode(model, inputs) == "windows"
@@ -258,15 +258,6 @@ def _equal(a: Tensor, b: Tensor, rtol: float, atol: float) -> bool:
     return torch.allclose(a, b, rtol=rtol, atol=atol, equal_nan=True)
 
 
-def _on_cpu(inputs: Sequence[Tensor]) -> list[Tensor]:
-    return [x.detach().cpu() for x in inputs]
-
-
-def _frozen_copy(model: nn.Module) -> nn.Module:
-    """Return a copy on the CPU, in evaluation mode, without gradients."""
-    return deep_copy(model).cpu().eval().requires_grad_(False)
-
-
 def require_exportable(model: nn.Module) -> None:
     """Raise an ExportError that names the first module that reads the future or is a loss."""
     for name, m in model.named_modules():
@@ -317,61 +308,3 @@ def _earlier_outputs(model: nn.Module, xs: Sequence[Tensor]) -> dict[str, Tensor
     with torch.no_grad(), _watching(modules, note):
         reset(model)(*xs)
     return seen
-
-
-class ContextWindow(nn.Module):
-    """A model over windows whose state is its last inputs: ``forward(*inputs, *states) ->
-    (*outputs, *next_states)``.
-
-    It is for models without recurrent layers that take whole windows, such as a convolution with
-    padding. Before each window it puts the last ``overlap`` inputs, fewer at the start of a series,
-    as streams of estimators do.
-
-    Parameters
-    ----------
-    model : nn.Module
-        It is copied to the CPU, in evaluation mode.
-    inputs : sequence of Tensor of shape (S, B, F)
-        Some inputs of the model.
-    overlap : int
-
-    Attributes
-    ----------
-    initial : tuple of InitialState
-        Of each input, zero steps (0, B, F), which become up to ``overlap``; none if that is 0.
-
-    Raises
-    ------
-    ExportError
-        If the model looks into the future, or holds a loss.
-    """
-
-    def __init__(self, model: nn.Module, inputs: Sequence[Tensor], overlap: int) -> None:
-        super().__init__()
-        self.model = _frozen_copy(model)
-        self.overlap = overlap
-        require_exportable(self.model)
-        xs = _on_cpu(inputs)
-        require_causal(self.model, xs)
-        initial = []
-        if overlap:
-            for x in xs:
-                empty = x.new_zeros(0, 1, x.shape[2])
-                initial.append(InitialState(empty, 1))
-        self.initial = tuple(initial)
-
-    def forward(self, *tensors: Tensor) -> Tensors:
-        n = len(tensors) - len(self.initial)
-        xs = tensors[:n]
-        before = tensors[n:]
-        if not before:
-            return as_tuple(self.model(*xs))
-        pairs = zip(before, xs, strict=True)
-        xs = tuple(torch.cat(pair) for pair in pairs)
-        outputs = as_tuple(self.model(*xs))
-        n_before = before[0].shape[0]
-        # sym_max, because the number of steps is free in the exported program
-        n_forgotten = torch.sym_max(0, xs[0].shape[0] - self.overlap)
-        outputs_of_window = [y[n_before:] for y in outputs]
-        last_inputs = [x[n_forgotten:] for x in xs]
-        return (*outputs_of_window, *last_inputs)

@@ -98,7 +98,7 @@ class NativeStep:
         self.scalers = list(scalers)
         self.output = output or OutputForm()
         first = next(model.parameters(), None)
-        self._dtype = None if first is None else first.dtype
+        self._dtype = None if first is None else str(first.dtype).removeprefix("torch.")
         self._packed: PackedStep | None = None
         self._is_possible = first is not None
 
@@ -128,14 +128,12 @@ class NativeStep:
             if packed is None:
                 return None
         if not packed.hold_states():
-            packed.release_states()
             return None
         packed.x[...] = x
         code = packed.call(packed.address)
         if code == 0:
             return packed.y.copy()
         if code == NOT_FINITE:
-            packed.release_states()
             return None
         raise kernel_error(code)
 
@@ -163,7 +161,7 @@ class NativeStep:
     def _fits(self, program: StepProgram) -> bool:
         n_products = sum(op.n_products for op in program.operations)
         return (
-            program.tensors[0].dtype is self._dtype  # a model that was converted since
+            program.dtype == self._dtype  # else the model was converted since
             and n_products * self.shape[1] <= MOST_PRODUCTS
             and self.output.n_outputs in (None, program.n_out)
             and all(len(s.mean) == self.shape[0] for s in self.scalers)
@@ -197,7 +195,6 @@ class PackedStep:
         n_series = step.shape[1]
         self.state_tensors = [_new_state(s, n_series) for s in program.states]
         self._held = list(_held_layers(program, layers, self.state_tensors))
-        self._before: tuple[tuple[Recur, State | None], ...] = ()
         self._kept: list[np.ndarray] = []  # what addresses in the table point to
         self.x = np.empty(step.shape)
         self.gaps = np.zeros(n_series, np.int64)
@@ -219,19 +216,7 @@ class PackedStep:
         """Copy states that others have set to where the steps are computed; False if one does not
         fit.
         """
-        self._before = ()
-        for held in self._held:
-            if held.layer.state is held.state:
-                continue
-            self._before = (*self._before, (held.layer, held.layer.state))
-            if not _take_state(held):
-                return False
-        return True
-
-    def release_states(self) -> None:
-        """Give layers the states back that the last :meth:`hold_states` replaced."""
-        for layer, state in self._before:
-            object.__setattr__(layer, "state", state)
+        return all(held.layer.state is held.state or _take_state(held) for held in self._held)
 
     def state_address(self, index: int, op: Operation) -> int:
         """Return the address of an operation's states of all series in a tensor."""
@@ -377,34 +362,33 @@ def _pack_scaler(packed: PackedStep, scaler: Scaler) -> bytes:
 
 def _pack_operation(packed: PackedStep, op: Operation, value: int) -> bytes:
     """Return an operation as ``fluxutils_step_operation``."""
-    call = op.pack()
     places = packed.places
     n_in = packed.program.size_of(op.source)
     other = places[value] + _whole_lines(op.n_out)  # its room
     if len(op.sources) > 1:
-        other = places[op.sources[1]] + call.first
+        other = places[op.sources[1]] + op.first
     # an empty array has an address, too
     n_past = len(packed.state_tensors[op.states[0]]) if op.states else 0
     states = [packed.state_address(s, op) for s in op.states]
     pointers = (
-        call.w,
-        call.w_h,
-        call.bias,
+        op.w,
+        op.w_h,
+        op.bias,
         np.array(states, np.int64),
-        np.array(call.numbers, np.int32),
+        np.array(op.numbers, np.int32),
     )
     return _OPERATION.pack(
-        call.kind,
-        call.cell,
+        op.kind,
+        op.cell,
         places[op.source],
         other,
         places[value],
         n_in,
         op.n_out,
-        call.rows,
-        call.x_rows,
-        call.h_rows,
+        op.rows,
+        op.w.shape[-1] // op.n_out,  # for a cell
+        op.w_h.shape[-1] // op.n_out,
         n_past,
-        call.alpha,
+        op.alpha,
         *map(packed.aligned_address, pointers),
     )

@@ -1,4 +1,4 @@
-"""The operations of a step: what each computes, its numbers for the native call, its text in C.
+"""The operations of a step: what each computes, its number in the native call, its text in C.
 
 Each class is one function of ``exporting/step.h``, or a few, for which its weights are laid out. An
 operation reads one value or two and makes one. How values get their places, and arrays their
@@ -8,8 +8,8 @@ addresses or names, is for those who run a step or write it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import KW_ONLY, dataclass, field
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -26,28 +26,10 @@ class Scaler(NamedTuple):
     """
 
     kind: str
-    mean: np.ndarray = np.empty(0)
-    scale: np.ndarray = np.empty(0)
-    lower: np.ndarray = np.empty(0)
-    upper: np.ndarray = np.empty(0)
-
-
-class NativeCall(NamedTuple):
-    """What an operation tells the native call: as ``fluxutils_step_operation`` of csrc/kernels.h,
-    but for the places of its values, and with arrays for addresses.
-    """
-
-    kind: int
-    cell: int = 0
-    rows: int = 0
-    x_rows: int = 0
-    h_rows: int = 0
-    alpha: float = 0.0
-    w: np.ndarray = NOTHING
-    w_h: np.ndarray = NOTHING
-    bias: np.ndarray = NOTHING
-    numbers: Sequence[int] | np.ndarray = ()
-    first: int = 0  # of the second value, the first number that it reads
+    mean: np.ndarray = NOTHING
+    scale: np.ndarray = NOTHING
+    lower: np.ndarray = NOTHING
+    upper: np.ndarray = NOTHING
 
 
 class Names(NamedTuple):
@@ -81,30 +63,52 @@ class Names(NamedTuple):
     quantize: bool
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Operation:
-    """What the operations share.
+    """What the operations share: they are written once, and not changed.
 
     Attributes
     ----------
+    kind : int
+        Its number in ``csrc/kernels.h``.
+    text : str
+        The call of its function in ``step.h``, with the names of its arguments in braces.
     source : int
         The value that it reads. Value 0 is the input, value ``i + 1`` the result of operation
         ``i``.
     n_out : int
         Numbers of its result.
+    w, bias, w_h : ndarray
+        Its weights, of the model's type, as ``step.h`` has them.
+    numbers : sequence of int, or array of them
+    cell : int
+        Which of several functions.
+    alpha : float
     states : tuple of int
         The tensors of the model's state that it changes.
     place : int
         Where in these tensors its layer is, if they are of several layers.
     other : int, optional
-        Another value that it reads.
+        Another value that it reads, from its number ``first`` on.
     """
+
+    kind: ClassVar[int]
+    text: ClassVar[str]
+    result_is_state: ClassVar[bool] = False  # whether its result is its first state
 
     source: int
     n_out: int
-    states: tuple[int, ...] = field(default=(), kw_only=True)
-    place: int = field(default=0, kw_only=True)
-    other: int | None = field(default=None, kw_only=True)
+    w: np.ndarray = field(default_factory=lambda: NOTHING)
+    bias: np.ndarray = field(default_factory=lambda: NOTHING)
+    w_h: np.ndarray = field(default_factory=lambda: NOTHING)
+    _: KW_ONLY
+    numbers: Sequence[int] | np.ndarray = ()
+    cell: int = 0
+    alpha: float = 0.0
+    states: tuple[int, ...] = ()
+    place: int = 0
+    other: int | None = None
+    first: int = 0
 
     @property
     def sources(self) -> tuple[int, ...]:
@@ -112,58 +116,64 @@ class Operation:
         return (self.source,) if self.other is None else (self.source, self.other)
 
     @property
-    def result_is_state(self) -> bool:
-        """Whether its result is its first state."""
-        return False
+    def rows(self) -> int:
+        """How many ``numbers`` there are, or sums of a cell per unit."""
+        return len(self.numbers)
 
     @property
     def n_products(self) -> int:
         """About how many products it costs as much as."""
-        return self.n_out
+        return max(self.n_out, self.w.size + self.w_h.size)
 
     def room(self, n_in: int) -> int:
         """Return how many numbers it needs beside its result, from a value of ``n_in``."""
         return 0
 
-    def pack(self) -> NativeCall:
-        """Return what the native call needs to know of it."""
-        raise NotImplementedError
-
     def c(self, names: Names) -> list[str]:
         """Return its statements in C."""
-        raise NotImplementedError
+        given = {"w": self.w, "bias": self.bias, "w_h": self.w_h, "numbers": np.array(self.numbers)}
+        tables = {name: names.table(name, array) for name, array in given.items() if array.size}
+        text = self.text.format(
+            x=names.x,
+            y=names.y,
+            other=names.other,
+            states=", ".join(names.states),
+            # past inputs, n_in numbers apart, and what else there is
+            past=", ".join([*names.states[:1], str(names.n_in), *names.states[1:]]),
+            n_in=names.n_in,
+            n_past=names.n_past,
+            n=self.n_out,
+            n_pairs=self.n_out // 2,
+            rows=self.rows,
+            first=self.first,
+            alpha=names.number(self.alpha),
+            **tables,
+        )
+        return [f"@_step_{text};"]
 
 
 # -- products and cells ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
 class Dense(Operation):
-    """``x @ weight + bias``, with weight (n_in, n_out)."""
+    """``x @ w + bias``, with w (n_in, n_out)."""
 
-    weight: np.ndarray
-    bias: np.ndarray
-
-    @property
-    def is_wide(self) -> bool:
-        """Whether many inputs make few outputs: then sums of vectors of inputs are faster."""
-        n_in, n_out = self.weight.shape
-        return n_out < 16 and n_in >= 64 and n_in > 8 * n_out
-
-    @property
-    def n_products(self) -> int:
-        return self.weight.size
-
-    def pack(self) -> NativeCall:
-        if self.is_wide:
-            return NativeCall(14, w=self.weight.T, bias=self.bias)
-        return NativeCall(0, w=self.weight, bias=self.bias)
+    kind = 0
 
     def c(self, names: Names) -> list[str]:
-        if names.quantize or not self.is_wide:
-            return [_product(names, "w", self.weight, names.x, names.y, self.bias)]
-        tables = names.table("w", self.weight.T), names.table("b", self.bias)
-        return [_call("dots", names.x, *tables, names.y, *self.weight.shape)]
+        return [_product(names, "w", self.w, names.x, names.y, self.bias)]
+
+
+class Dots(Operation):
+    """``w @ x + bias``, with w (n_out, n_in): faster where many inputs make few outputs."""
+
+    kind = 14
+    text = "dots({x}, {w}, {bias}, {y}, {n_in}, {n})"
+
+    def c(self, names: Names) -> list[str]:
+        if names.quantize:
+            return [_product(names, "w", self.w.T, names.x, names.y, self.bias)]
+        return super().c(names)
 
 
 class CellForm(NamedTuple):
@@ -174,88 +184,58 @@ class CellForm(NamedTuple):
     """
 
     functions: tuple[str, ...]
-    rows: int
     of_x: tuple[int, ...]  # for each block of the input weights, its sum
     of_h: tuple[int, ...] = ()  # of the recurrent weights
-    of_bias: tuple[int, ...] = ()  # of the only bias of an own cell
+    of_bias: tuple[int, ...] = ()  # of the only bias of an own cell, if not as of_x
+
+    @property
+    def rows(self) -> int:
+        """How many sums there are."""
+        return 1 + max(self.of_x + self.of_h)
 
 
 _FOUR = (0, 1, 2, 3)
 # by the number of the native kernel
 CELLS = {
-    0: CellForm(("lstm",), 4, _FOUR, _FOUR, _FOUR),
-    1: CellForm(("gru",), 4, (1, 2, 0), (1, 2, 3), (1, 2, 0)),
-    2: CellForm(("rnn_tanh",), 1, (0,), (0,)),
-    3: CellForm(("rnn_relu",), 1, (0,), (0,)),
-    4: CellForm(("flstm",), 4, _FOUR, _FOUR, _FOUR),
-    5: CellForm(("sgru_parabolic", "gru"), 4, (0,), (1, 2, 3), (1, 2, 0)),
-    6: CellForm(("mgu_parabolic", "mgu"), 3, (1, 0), (1, 2), (1, 0)),
-    7: CellForm(("mgu_parabolic", "mgu"), 3, (0,), (1, 2), (1, 0)),
-    8: CellForm(("hfgru",), 4, (1, 2, 0), (1, 2, 3), (1, 2, 0)),
-    9: CellForm(("min_gru",), 2, (0, 1), of_bias=(0, 1)),
-    10: CellForm(("min_lstm",), 3, (0, 1, 2), of_bias=(0, 1, 2)),
+    0: CellForm(("lstm",), _FOUR, _FOUR),
+    1: CellForm(("gru",), (1, 2, 0), (1, 2, 3)),
+    2: CellForm(("rnn_tanh",), (0,), (0,)),
+    3: CellForm(("rnn_relu",), (0,), (0,)),
+    4: CellForm(("flstm",), _FOUR, _FOUR),
+    5: CellForm(("sgru_parabolic", "gru"), (0,), (1, 2, 3), (1, 2, 0)),
+    6: CellForm(("mgu_parabolic", "mgu"), (1, 0), (1, 2)),
+    7: CellForm(("mgu_parabolic", "mgu"), (0,), (1, 2), (1, 0)),
+    8: CellForm(("hfgru",), (1, 2, 0), (1, 2, 3)),
+    9: CellForm(("min_gru",), (0, 1)),
+    10: CellForm(("min_lstm",), (0, 1, 2)),
 }
 
 
-@dataclass(frozen=True, eq=False)
 class CellStep(Operation):
-    """One step of a cell with H = n_out units; the result is the new h.
+    """One step of a cell with H = n_out units, ``cell`` in ``csrc/kernels.h``; the result is h.
 
-    Attributes
-    ----------
-    number : int
-        Of the native kernel, as ``csrc/kernels.h`` has it.
-    alpha : float
-        The number that the formula depends on: of HFGRU; of SGRU, MGU and SMGU 0 for the
-        approximate activations.
-    rows : int
-        Sums per unit.
-    weight_x : ndarray of shape (n_in, x_rows * H)
-        Of the first ``x_rows`` sums.
-    weight_h : ndarray of shape (H, h_rows * H)
-        Of the last ``h_rows`` sums, which may be none.
-    bias : ndarray of shape (rows * H,)
+    ``w`` (n_in, x_rows * H) is of the first sums, ``w_h`` (H, h_rows * H) of the last, which may be
+    none, ``bias`` (rows * H,) of all. The formula of HFGRU depends on ``alpha``; for SGRU, MGU and
+    SMGU, 0 are the approximate activations.
     """
 
-    number: int
-    alpha: float
-    rows: int
-    weight_x: np.ndarray
-    weight_h: np.ndarray
-    bias: np.ndarray
+    kind = 1
+    result_is_state = True
 
     @property
-    def result_is_state(self) -> bool:
-        return True
-
-    @property
-    def n_products(self) -> int:
-        return self.weight_x.size + self.weight_h.size
+    def rows(self) -> int:
+        return self.bias.size // self.n_out
 
     def room(self, n_in: int) -> int:
-        return self.rows * self.n_out
-
-    def pack(self) -> NativeCall:
-        return NativeCall(
-            1,
-            self.number,
-            self.rows,
-            self.weight_x.shape[1] // self.n_out,
-            self.weight_h.shape[1] // self.n_out,
-            self.alpha,
-            self.weight_x,
-            self.weight_h,
-            self.bias,
-        )
+        return self.bias.size
 
     def c(self, names: Names) -> list[str]:
         sums = names.other
-        calls = [_product(names, "w", self.weight_x, names.x, sums, self.bias)]
-        if self.weight_h.size:
-            first = self.bias.size - self.weight_h.shape[1]
-            of_h = f"{sums} + {first}"
-            calls.append(_product(names, "u", self.weight_h, names.states[0], of_h))
-        functions = CELLS[self.number].functions
+        calls = [_product(names, "w", self.w, names.x, sums, self.bias)]
+        if self.w_h.size:
+            of_h = f"{sums} + {self.bias.size - self.w_h.shape[1]}"
+            calls.append(_product(names, "u", self.w_h, names.states[0], of_h))
+        functions = CELLS[self.cell].functions
         arguments = [sums, *names.states]
         if functions == ("hfgru",):
             arguments.append(names.number(self.alpha))
@@ -263,28 +243,18 @@ class CellStep(Operation):
         return [*calls, _call(function, *arguments, self.n_out)]
 
 
-@dataclass(frozen=True, eq=False)
 class Diagonal(Operation):
-    """``h' = eigenvalues * h + x`` of n_out / 2 complex numbers, as pairs; the result is h'."""
+    """``h' = w * h + x`` of n_out / 2 complex numbers, as pairs; the result is h'."""
 
-    eigenvalues: np.ndarray  # (n_out,)
-
-    @property
-    def result_is_state(self) -> bool:
-        return True
-
-    def pack(self) -> NativeCall:
-        return NativeCall(2, w=self.eigenvalues)
-
-    def c(self, names: Names) -> list[str]:
-        eigenvalues = names.table("lambda", self.eigenvalues)
-        return [_call("diagonal", eigenvalues, names.x, names.y, self.n_out // 2)]
+    kind = 2
+    text = "diagonal({w}, {x}, {y}, {n_pairs})"
+    result_is_state = True
 
 
 # -- plain layers ----------------------------------------------------------------------------------
 
 # as step.h numbers them
-_FUNCTIONS = (
+FUNCTIONS = (
     "relu",
     "tanh",
     "sigmoid",
@@ -299,207 +269,120 @@ _FUNCTIONS = (
 )
 
 
-@dataclass(frozen=True, eq=False)
 class Activation(Operation):
-    """A function of single numbers, by its name in step.h."""
+    """A function of single numbers, ``FUNCTIONS[cell]`` of ``alpha``."""
 
-    function: str
-    alpha: float = 0.0
-
-    def pack(self) -> NativeCall:
-        return NativeCall(3, _FUNCTIONS.index(self.function), alpha=self.alpha)
+    kind = 3
 
     def c(self, names: Names) -> list[str]:
-        function = f"@@_STEP_{self.function.upper()}"
-        alpha = names.number(self.alpha)
-        return [_call("activate", function, alpha, names.x, names.y, self.n_out)]
+        function = f"@@_STEP_{FUNCTIONS[self.cell].upper()}"
+        return [_call("activate", function, names.number(self.alpha), names.x, names.y, self.n_out)]
 
 
-@dataclass(frozen=True, eq=False)
 class Gated(Operation):
     """``silu(x[:n_out]) * x[n_out:]``."""
 
-    def pack(self) -> NativeCall:
-        return NativeCall(4)
-
-    def c(self, names: Names) -> list[str]:
-        return [_call("gated", names.x, names.y, self.n_out)]
+    kind = 4
+    text = "gated({x}, {y}, {n})"
 
 
-@dataclass(frozen=True, eq=False)
 class Sum(Operation):
     """``x`` plus another value."""
 
-    def pack(self) -> NativeCall:
-        return NativeCall(5)
-
-    def c(self, names: Names) -> list[str]:
-        return [_call("add", names.x, names.other, names.y, self.n_out)]
+    kind = 5
+    text = "add({x}, {other}, {y}, {n})"
 
 
-@dataclass(frozen=True, eq=False)
 class LayerNormalization(Operation):
-    """Layer normalisation."""
+    """Layer normalisation, with ``alpha`` as eps."""
 
-    weight: np.ndarray
-    bias: np.ndarray
-    eps: float
-
-    def pack(self) -> NativeCall:
-        return NativeCall(6, alpha=self.eps, w=self.weight, bias=self.bias)
-
-    def c(self, names: Names) -> list[str]:
-        tables = names.table("w", self.weight), names.table("b", self.bias)
-        eps = names.number(self.eps)
-        return [_call("layer_norm", names.x, *tables, names.y, eps, self.n_out)]
+    kind = 6
+    text = "layer_norm({x}, {w}, {bias}, {y}, {alpha}, {n})"
 
 
-@dataclass(frozen=True, eq=False)
 class ScaleShift(Operation):
-    """``x * scale + shift`` for each feature."""
+    """``x * w + bias`` for each feature."""
 
-    scale: np.ndarray
-    shift: np.ndarray
-
-    def pack(self) -> NativeCall:
-        return NativeCall(7, w=self.scale, bias=self.shift)
-
-    def c(self, names: Names) -> list[str]:
-        tables = names.table("w", self.scale), names.table("b", self.shift)
-        return [_call("scale_shift", names.x, *tables, names.y, self.n_out)]
+    kind = 7
+    text = "scale_shift({x}, {w}, {bias}, {y}, {n})"
 
 
-@dataclass(frozen=True, eq=False)
 class Join(Operation):
     """The numbers of ``source``, then those of another value."""
 
-    def pack(self) -> NativeCall:
-        return NativeCall(13)
-
-    def c(self, names: Names) -> list[str]:
-        n = names.n_in
-        first = _call("copy", names.x, names.y, n)
-        return [first, _call("copy", names.other, f"{names.y} + {n}", self.n_out - n)]
+    kind = 13
+    text = "copy({x}, {y}, {n_in}); @_step_copy({other}, {y} + {n_in}, {n} - {n_in})"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Fade(Operation):
-    """``x`` times ``limit`` less the largest of some absolute values of another, from 0 to 1."""
+    """``x`` times ``alpha`` less the largest of some absolute values of another, from 0 to 1."""
 
-    first: int
-    n_other: int
-    limit: float
+    kind = 15
+    text = "fade({x}, {other} + {first}, {alpha}, {y}, {rows}, {n})"
 
-    def pack(self) -> NativeCall:
-        return NativeCall(15, rows=self.n_other, alpha=self.limit, first=self.first)
+    _: KW_ONLY
+    n_levels: int
 
-    def c(self, names: Names) -> list[str]:
-        level = f"{names.other} + {self.first}"
-        limit = names.number(self.limit)
-        return [_call("fade", names.x, level, limit, names.y, self.n_other, self.n_out)]
+    @property
+    def rows(self) -> int:
+        return self.n_levels
 
 
 # -- what remembers inputs, by the formulas and in the states of a layer ---------------------------
 
 
-@dataclass(frozen=True, eq=False)
 class LagValues(Operation):
-    """Earlier inputs; see :class:`fluxutils_py.nn.Lags`."""
+    """Earlier inputs, ``numbers`` steps before; see :class:`fluxutils_py.nn.Lags`."""
 
-    lags: tuple[int, ...]
-
-    def pack(self) -> NativeCall:
-        return NativeCall(8, rows=len(self.lags), numbers=self.lags)
-
-    def c(self, names: Names) -> list[str]:
-        n = names.n_in
-        lags = names.table("lags", np.array(self.lags))
-        sizes = len(self.lags), names.n_past
-        return [_call("lags", names.x, names.states[0], n, lags, *sizes, names.y, n)]
+    kind = 8
+    text = "lags({x}, {past}, {numbers}, {rows}, {n_past}, {y}, {n_in})"
 
 
-@dataclass(frozen=True, eq=False)
 class Means(Operation):
-    """See :class:`fluxutils_py.nn.ExponentialMeans`."""
+    """See :class:`fluxutils_py.nn.ExponentialMeans`; a weight falls with each step by ``w``."""
 
-    factors: np.ndarray  # (n_out,), by which a weight falls with each step
-
-    def pack(self) -> NativeCall:
-        return NativeCall(9, w=self.factors)
-
-    def c(self, names: Names) -> list[str]:
-        factors = names.table("factors", self.factors)
-        sizes = names.n_in, self.n_out
-        return [_call("exponential_means", names.x, factors, *names.states, names.y, *sizes)]
+    kind = 9
+    text = "exponential_means({x}, {w}, {states}, {y}, {n_in}, {n})"
 
 
-@dataclass(frozen=True, eq=False)
 class Rolling(Operation):
-    """See :class:`fluxutils_py.nn.RollingStatistics`."""
+    """Of ``numbers`` steps; see :class:`fluxutils_py.nn.RollingStatistics`."""
 
-    spans: tuple[int, ...]
+    kind = 10
+    text = "rolling_statistics({x}, {past}, {numbers}, {rows}, {n_past}, {y}, {n_in})"
 
     @property
     def n_products(self) -> int:
-        return self.n_out // len(self.spans) * sum(self.spans)
-
-    def pack(self) -> NativeCall:
-        return NativeCall(10, rows=len(self.spans), numbers=self.spans)
-
-    def c(self, names: Names) -> list[str]:
-        n = names.n_in
-        past, t = names.states
-        spans = names.table("spans", np.array(self.spans))
-        sizes = len(self.spans), names.n_past
-        return [_call("rolling_statistics", names.x, past, n, t, spans, *sizes, names.y, n)]
+        return self.n_out // len(self.numbers) * sum(self.numbers)
 
 
-@dataclass(frozen=True, eq=False)
 class Running(Operation):
     """See :class:`fluxutils_py.nn.RunningStatistics`."""
 
-    def pack(self) -> NativeCall:
-        return NativeCall(11)
-
-    def c(self, names: Names) -> list[str]:
-        return [_call("running_statistics", names.x, *names.states, names.y, names.n_in)]
+    kind = 11
+    text = "running_statistics({x}, {states}, {y}, {n_in})"
 
 
-@dataclass(frozen=True, eq=False)
 class KernelHits(Operation):
     """See :class:`fluxutils_py.nn.CausalKernels`.
 
-    Attributes
-    ----------
-    plan : ndarray of shape (n_dilations, 2)
-        The dilation, and the number of biases of each of its 84 kernels.
-    channels : ndarray of shape (84 n_dilations, F), uint8
-    biases : ndarray of shape (n_out / 2,)
+    ``numbers`` (n_dilations, 2) are the dilation, and the number of biases of each of its 84
+    kernels; ``w_h`` (84 n_dilations, F) the channels, uint8; ``w`` (n_out / 2,) the biases.
     """
 
-    plan: np.ndarray
-    channels: np.ndarray
-    biases: np.ndarray
+    kind = 12
+    text = (
+        "causal_kernels({x}, {past}, {numbers}, {rows}, {n_past}, {w_h}, {w}, {other}, {y}, "
+        "{n_in}, {n_pairs})"
+    )
 
     @property
     def n_products(self) -> int:
-        return 2 * self.n_out + 9 * len(self.channels)
+        return 2 * self.n_out + 9 * len(self.w_h)
 
     def room(self, n_in: int) -> int:
         return LANES * n_in
-
-    def pack(self) -> NativeCall:
-        n_dilations = len(self.plan)
-        return NativeCall(12, rows=n_dilations, w=self.biases, w_h=self.channels, numbers=self.plan)
-
-    def c(self, names: Names) -> list[str]:
-        n = names.n_in
-        past, *counts = names.states
-        plan = names.table("plan", self.plan)
-        kernels = names.table("channels", self.channels), names.table("biases", self.biases)
-        about = plan, len(self.plan), names.n_past, *kernels, names.other
-        sizes = n, self.n_out // 2
-        return [_call("causal_kernels", names.x, past, n, *counts, *about, names.y, *sizes)]
 
 
 # -- text of C -------------------------------------------------------------------------------------

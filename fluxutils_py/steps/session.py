@@ -233,21 +233,14 @@ class InferenceSession:
 
     def _check_context(self, state: Any) -> list[Tensor]:
         tensors = read_states(state)
-        given, wanted = len(tensors), len(self._empty)
-        if given != wanted:
+        shapes = [(t.dim(), *t.shape[2:], t.is_floating_point()) for t in tensors]
+        expected = [(3, *e.shape[2:], e.is_floating_point()) for e in self._empty]
+        if shapes != expected or len({t.shape[:2] for t in tensors}) > 1:
             raise ShapeError(
-                f"state has {given} tensor{'s' * (given != 1)}, that of the model has {wanted}: "
-                "the last inputs (k, N, F), of each input"
+                "the state of this model is the last inputs (k, N, F) of each input, for F of "
+                f"{[e.shape[2] for e in self._empty]} and the types of the inputs; got "
+                f"{[(*t.shape, t.dtype) for t in tensors]}"
             )
-        for i, (t, e) in enumerate(zip(tensors, self._empty, strict=True)):
-            if t.dim() != 3 or t.shape[2] != e.shape[2] or t.shape[:2] != tensors[0].shape[:2]:
-                raise ShapeError(
-                    f"state[{i}] has shape {tuple(t.shape)}; expected (k, N, {e.shape[2]}), "
-                    "earlier inputs"
-                )
-            if e.is_floating_point() != t.is_floating_point():
-                kind = "floating-point numbers" if e.is_floating_point() else "integers"
-                raise DataError(f"state[{i}] has dtype {t.dtype}; expected {kind}")
         return tensors
 
     def _load_context(self, tensors: list[Tensor]) -> None:

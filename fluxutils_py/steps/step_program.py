@@ -8,11 +8,11 @@ and the units or labels of outputs, is in :mod:`fluxutils_py.estimator.streams.s
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -46,10 +46,12 @@ from fluxutils_py.nn.time_features import (
 )
 from fluxutils_py.steps.operations import (
     CELLS,
+    FUNCTIONS,
     Activation,
     CellStep,
     Dense,
     Diagonal,
+    Dots,
     Fade,
     Gated,
     Join,
@@ -70,8 +72,7 @@ class UnsupportedStep(TypeError):
     """A model has a part that no operation describes; the message names it."""
 
 
-@dataclass(frozen=True, eq=False)
-class StateTensor:
+class StateTensor(NamedTuple):
     """One tensor of a model's state.
 
     Attributes
@@ -88,8 +89,7 @@ class StateTensor:
     initial: np.ndarray
 
 
-@dataclass(frozen=True, eq=False)
-class StepProgram:
+class StepProgram(NamedTuple):
     """One step of a model for one series.
 
     Attributes
@@ -146,21 +146,22 @@ def program_of(model: nn.Module, n_in: int) -> StepProgram:
     ------
     UnsupportedStep
         If a part is anything else, is a subclass, has hooks or computed weights, or is in training
-        mode where that matters.
+        mode.
     """
+    if any(m.training for m in model.modules()):
+        raise UnsupportedStep(f"{type(model).__name__} is in training mode")
     writer = _Writer(model, n_in)
     result = writer.write(model, 0)
-    if result != len(writer.operations):  # a model that ends with its input
+    # one that ends with its input has computed for nothing
+    if not writer.tensors or result != len(writer.operations):
         raise UnsupportedStep(f"{type(model).__name__} computes nothing")
-    if len({t.dtype for t in writer.tensors}) != 1:
-        raise UnsupportedStep(f"{type(model).__name__} has no weights of one type")
     return StepProgram(
         n_in,
         writer.sizes[-1],
-        _as_array(writer.tensors[0]).dtype,
+        writer.dtype,
         tuple(writer.operations),
         tuple(writer.states),
-        (*writer.tensors, *writer.other_tensors),
+        tuple(writer.tensors),
         writer.moments,
     )
 
@@ -173,13 +174,12 @@ class _Writer:
         self.operations: list[Operation] = []
         self.states: list[StateTensor] = []
         self.tensors: list[Tensor] = []
-        self.other_tensors: list[Tensor] = []  # of other types than that of the weights
         self.moments: Scaler | None = None
         self._n_scaled = 0
         self._layers = {id(r): i for i, r in enumerate(recurrent_layers(model))}
         # of what a layer has no parameters for, which may come before all parameters
         plain = filter(is_plain, chain(model.parameters(), model.buffers()))
-        self._dtype = next((_as_array(t).dtype for t in plain), np.dtype("f4"))
+        self.dtype = next((_as_array(t).dtype for t in plain), np.dtype("f4"))
 
     def write(self, module: nn.Module, source: int) -> int:
         """Write a module that reads a value; return the value that holds its result."""
@@ -200,30 +200,39 @@ class _Writer:
         self.sizes.append(operation.n_out)
         return len(self.operations)
 
-    def array(self, module: nn.Module, name: str) -> np.ndarray:
-        """Return a parameter or buffer as an array that shares its memory."""
+    def add_product(self, source: int, weight: np.ndarray, bias: np.ndarray | None = None) -> int:
+        """Add a product with weights (n_out, n_in), which are copied."""
+        n_out, n_in = weight.shape
+        if bias is None:
+            bias = np.zeros(n_out, self.dtype)
+        if n_out < 16 and n_in >= 64 and n_in > 8 * n_out:
+            return self.add(Dots(source, n_out, np.array(weight, self.dtype), bias))
+        return self.add(Dense(source, n_out, _columns(weight, self.dtype), bias))
+
+    def array(self, module: nn.Module, name: str, is_weight: bool = True) -> np.ndarray:
+        """Return a parameter or buffer as an array that shares its memory, of the type of the
+        weights unless it is none.
+        """
         content = vars(module)
         tensor = content["_parameters"].get(name)
         if tensor is None:
             tensor = content["_buffers"].get(name)
-        if tensor is None or not is_plain(tensor) or tensor.is_inference():
+        is_known = type(tensor) is Tensor and tensor.is_cpu
+        if is_weight:
+            is_known = tensor is not None and is_plain(tensor)
+        if not is_known or tensor.is_inference():
             raise UnsupportedStep(f"{name} of {type(module).__name__} is not a plain tensor")
+        array = _as_array(tensor)
+        if is_weight and array.dtype != self.dtype:
+            raise UnsupportedStep(f"{name} of {type(module).__name__} has another type of weights")
         self.tensors.append(tensor)
-        return _as_array(tensor)
+        return array
 
     def optional(self, module: nn.Module, name: str, n: int, default: float) -> np.ndarray:
         """Return a parameter (n,), or an array of the default if the module has none."""
         if getattr(module, name) is not None:
             return self.array(module, name)
-        return np.full(n, default, self._dtype)
-
-    def other_array(self, module: nn.Module, name: str) -> np.ndarray:
-        """Return a buffer of another type than that of the weights."""
-        tensor = vars(module)["_buffers"].get(name)
-        if type(tensor) is not Tensor or not tensor.is_cpu or tensor.is_inference():
-            raise UnsupportedStep(f"{name} of {type(module).__name__} is not a plain tensor")
-        self.other_tensors.append(tensor)
-        return _as_array(tensor)
+        return np.full(n, default, self.dtype)
 
     def _check_size(self, module: nn.Module, source: int, n_in: int) -> None:
         if self.sizes[source] != n_in:
@@ -240,32 +249,28 @@ class _Writer:
         return source
 
     def write_nothing(self, module: nn.Module, source: int) -> int:
-        if module.training and not isinstance(module, nn.Identity):
-            raise UnsupportedStep(f"{type(module).__name__} is in training mode")
         return source
 
     def write_linear(self, module: Any, source: int) -> int:
         self._check_size(module, source, module.in_features)
-        n = module.out_features
+        return self.add_product(source, *self.linear_arrays(module))
+
+    def linear_arrays(self, module: nn.Module) -> tuple[np.ndarray, np.ndarray]:
+        """Return the weights (n_out, n_in) of a linear layer, and a copy of its bias."""
+        if type(module) is not nn.Linear or is_intercepted(module):
+            raise UnsupportedStep(f"{type(module).__name__} is no plain linear layer")
         weight = self.array(module, "weight")
-        bias = self.optional(module, "bias", n, 0.0)
-        return self.add(Dense(source, n, _columns(weight, weight.dtype), np.array(bias)))
+        return weight, np.array(self.optional(module, "bias", len(weight), 0.0))
 
     def write_activation(self, module: Any, source: int) -> int:
         n = self.sizes[source]
-        if isinstance(module, Elementwise):
-            name = _FUNCTION_NAMES.get(module.function)
-            if name is None:
-                raise UnsupportedStep(f"no operation computes {module}")
-            return self.add(Activation(source, n, name))
-        name, alpha = _ACTIVATIONS[type(module)]
-        is_other = (
-            isinstance(module, nn.Softplus) and (module.beta != 1 or module.threshold != 20)
-        ) or (isinstance(module, nn.GELU) and module.approximate != "none")
-        if is_other:
+        function: Any = module.function if isinstance(module, Elementwise) else type(module)
+        name, parameter = _ACTIVATIONS.get(function, ("", ""))
+        is_other = isinstance(module, nn.Softplus | nn.GELU) and repr(module) != repr(function())
+        if not name or is_other:
             raise UnsupportedStep(f"no operation computes {module}")
-        height = float(getattr(module, alpha)) if alpha else 0.0
-        return self.add(Activation(source, n, name, height))
+        alpha = float(getattr(module, parameter)) if parameter else 0.0
+        return self.add(Activation(source, n, cell=FUNCTIONS.index(name), alpha=alpha))
 
     def write_layer_norm(self, module: Any, source: int) -> int:
         n = self.sizes[source]
@@ -273,12 +278,12 @@ class _Writer:
             raise UnsupportedStep(f"LayerNorm of {module.normalized_shape}, got {n} features")
         weight = np.array(self.optional(module, "weight", n, 1.0))
         bias = np.array(self.optional(module, "bias", n, 0.0))
-        return self.add(LayerNormalization(source, n, weight, bias, module.eps))
+        return self.add(LayerNormalization(source, n, weight, bias, alpha=module.eps))
 
     def write_batch_norm(self, module: Any, source: int) -> int:
         self._check_size(module, source, module.num_features)
         n = module.num_features
-        if module.training or module.running_mean is None:
+        if module.running_mean is None:
             raise UnsupportedStep(f"{type(module).__name__} takes the statistics of its batch")
         mean = self.array(module, "running_mean")
         variance = self.array(module, "running_var")
@@ -303,35 +308,30 @@ class _Writer:
 
     def write_input_scale(self, module: Any, source: int) -> int:
         self._check_size(module, source, len(module.mean))
-        arrays = [self.other_array(module, name).astype(float) for name in ("mean", "scale")]
-        known = self.moments
-        is_first = not self.operations if known is None else _are_equal(known, arrays)
+        arrays = [self.array(module, name, False).astype(float) for name in ("mean", "scale")]
+        moments = Scaler("standardize", *arrays)
+        is_first = not self.operations
+        if self.moments is not None:
+            is_first = np.array_equal(self.moments[1:3], moments[1:3])
         if source or not is_first:
             raise UnsupportedStep("an InputScale that is not what all inputs go through first")
-        self.moments = Scaler("standardize", *arrays)
+        self.moments = moments
         self._n_scaled += 1
         return 0
 
     def write_closed_form(self, module: Any, source: int) -> int:
         """Write a linear head on features side by side as a sum of one product for each layer."""
         scaled = self.write(module.scale, source)
-        head = module.head
-        if type(head) is not nn.Linear or is_intercepted(head):
-            raise UnsupportedStep(f"no operation computes {type(head).__name__} as a head")
-        weight = self.array(head, "weight")
-        bias = np.array(self.optional(head, "bias", len(weight), 0.0))
+        weight, bias = self.linear_arrays(module.head)
         start = 0
         total = -1
         for layer in module.layers:
             features = self.write(layer, scaled)
             stop = start + self.sizes[features]
-            part = _columns(weight[:, start:stop], weight.dtype)
-            product = self.add(Dense(features, len(weight), part, bias))
+            product = self.add_product(features, weight[:, start:stop], bias)
             total = product if total < 0 else self.add(Sum(total, len(weight), other=product))
             bias = np.zeros_like(bias)
             start = stop
-        if start != weight.shape[1]:
-            raise UnsupportedStep(f"a head of {weight.shape[1]} features, got {start}")
         return total
 
     def write_linear_plus_network(self, module: Any, source: int) -> int:
@@ -343,14 +343,22 @@ class _Writer:
             level = means = self.write(module.means, scaled)
             first = self.sizes[scaled]
             seen = self.add(Join(scaled, self.sizes[scaled] + self.sizes[means], other=means))
-        clamped = self.add(Activation(seen, self.sizes[seen], "clamp", LARGEST))
+        clamp = FUNCTIONS.index("clamp")
+        clamped = self.add(Activation(seen, self.sizes[seen], cell=clamp, alpha=LARGEST))
         value = self.write(module.network, self.write(module.noise, clamped))
         added = self.write(module.head, self.write(module.dropout, value))
         n = self.sizes[added]
-        gain = np.full(n, module.gain, self._dtype)
+        gain = np.full(n, module.gain, self.dtype)
         scaled_up = self.add(ScaleShift(added, n, gain, np.zeros_like(gain)))
-        faded = self.add(Fade(scaled_up, n, first, self.sizes[scaled], LARGEST + 1, other=level))
-        return self.add(Sum(linear, n, other=faded))
+        fade = Fade(
+            scaled_up,
+            n,
+            alpha=LARGEST + 1,
+            other=level,
+            first=first,
+            n_levels=self.sizes[scaled],
+        )
+        return self.add(Sum(linear, n, other=self.add(fade)))
 
     def write_mean(self, module: Any, source: int) -> int:
         values = []
@@ -365,7 +373,7 @@ class _Writer:
         n = self.sizes[total]
         for value in values[1:]:
             total = self.add(Sum(total, n, other=value))
-        share = np.full(n, 1 / len(values), self._dtype)
+        share = np.full(n, 1 / len(values), self.dtype)
         return self.add(ScaleShift(total, n, share, np.zeros_like(share)))
 
     # -- recurrent layers --------------------------------------------------------------------------
@@ -378,6 +386,9 @@ class _Writer:
         if writer is None or index is None or is_intercepted(inner):
             name = f"{type(layer).__name__}({type(inner).__name__})"
             raise UnsupportedStep(f"no operation computes {name}")
+        first_cell: Any = inner.cells[0] if isinstance(inner, CellStack) else inner
+        n_in = first_cell.input_size if hasattr(inner, "input_size") else first_cell.n_in
+        self._check_size(inner, source, n_in)
         first = len(self.states)
         empty = layer.empty_state()
         assert empty is not None
@@ -395,10 +406,7 @@ class _Writer:
 
     def write_torch(self, module: Any, source: int, states: tuple[int, ...], number: int) -> int:
         """Write an ``nn.LSTM``, ``nn.GRU`` or ``nn.RNN``, or a cell of these."""
-        self._check_size(module, source, module.input_size)
         n_layers = getattr(module, "num_layers", 1)
-        if n_layers > 1 and module.training and module.dropout:
-            raise UnsupportedStep(f"no operation computes dropout: {module}")
         if getattr(module, "proj_size", 0):
             raise UnsupportedStep(f"no operation computes projections: {module}")
         if getattr(module, "nonlinearity", "tanh") == "relu":
@@ -411,8 +419,6 @@ class _Writer:
         return source
 
     def write_own_stack(self, module: Any, source: int, states: tuple[int, ...]) -> int:
-        if module.training and module.dropout and len(module.cells) > 1:
-            raise UnsupportedStep("a stack of cells with dropout is in training mode")
         for k, cell in enumerate(module.cells):
             if type(cell) not in _OWN_CELLS or is_intercepted(cell):
                 raise UnsupportedStep(f"no operation computes {type(cell).__name__}")
@@ -422,7 +428,6 @@ class _Writer:
     def write_own_cell(
         self, cell: _Cell, source: int, states: tuple[int, ...], place: int = 0
     ) -> int:
-        self._check_size(cell, source, cell.n_in)
         weights = [self.array(cell, n) for n in ("weight_ih", "weight_hh", "bias")]
         form: object = cell.form
         if not isinstance(form, int | float):  # a tensor may stand in for alpha
@@ -430,18 +435,12 @@ class _Writer:
         return self._add_cell(cell.kernel, form, source, states, place, weights)
 
     def write_input_gated(self, module: Any, source: int, states: tuple[int, ...]) -> int:
-        linear = module.linear
-        if type(linear) is not nn.Linear or is_intercepted(linear):
-            raise UnsupportedStep(f"no operation computes {type(linear).__name__} as gates")
-        self._check_size(module, source, linear.in_features)
-        weight = self.array(linear, "weight")
-        bias = self.optional(linear, "bias", len(weight), 0.0)
+        weight, bias = self.linear_arrays(module.linear)
         no_products = np.empty((0, module.n_out), weight.dtype)
         return self._add_cell(module.kernel, 0.0, source, states, 0, [weight, no_products, bias])
 
     def write_diagonal(self, module: Any, source: int, states: tuple[int, ...]) -> int:
         """Write an LRU: products, eigenvalues, products, and those of the input."""
-        self._check_size(module, source, module.n_in)
         n = 2 * module.n_states
         names = ("weight_in", "weight_out", "weight_skip", "nu_log", "theta_log", "gamma_log")
         w_in, w_out, skip, _nu_log, _theta_log, gamma_log = (self.array(module, k) for k in names)
@@ -449,48 +448,38 @@ class _Writer:
         with torch.no_grad():
             pairs = _as_array(torch.view_as_real(module.eigenvalues())).ravel()
         scaled = np.exp(gamma_log.astype(float)).repeat(2)[:, None] * w_in
-        dtype = w_in.dtype
-        added = self.add(Dense(source, n, _columns(scaled, dtype), np.zeros(n, dtype)))
-        h = self.add(Diagonal(added, n, pairs.astype(dtype), states=states))
-        y = self._add_product(h, _columns(w_out, dtype))
-        skipped = self._add_product(source, _columns(skip, dtype))
-        return self.add(Sum(y, module.n_out, other=skipped))
-
-    def _add_product(self, source: int, weight: np.ndarray) -> int:
-        """Add a product without a bias."""
-        n = weight.shape[1]
-        return self.add(Dense(source, n, weight, np.zeros(n, weight.dtype)))
+        added = self.add_product(source, scaled)
+        h = self.add(Diagonal(added, n, pairs.astype(self.dtype), states=states))
+        y = self.add_product(h, w_out)
+        return self.add(Sum(y, module.n_out, other=self.add_product(source, skip)))
 
     def write_lags(self, module: Any, source: int, states: tuple[int, ...]) -> int:
-        self._check_size(module, source, module.n_in)
         n_out = module.n_in * len(module.lags)
-        return self.add(LagValues(source, n_out, tuple(module.lags), states=states))
+        return self.add(LagValues(source, n_out, numbers=tuple(module.lags), states=states))
 
     def write_means(self, module: Any, source: int, states: tuple[int, ...]) -> int:
-        self._check_size(module, source, module.n_in)
-        factors = self.other_array(module, "factors").astype(self._dtype)
+        factors = self.array(module, "factors", False).astype(self.dtype)
         return self.add(Means(source, len(factors), factors, states=states))
 
     def write_rolling(self, module: Any, source: int, states: tuple[int, ...]) -> int:
-        self._check_size(module, source, module.n_in)
         n_out = 3 * module.n_in * len(module.spans)
-        return self.add(Rolling(source, n_out, tuple(module.spans), states=states))
+        return self.add(Rolling(source, n_out, numbers=tuple(module.spans), states=states))
 
     def write_running(self, module: Any, source: int, states: tuple[int, ...]) -> int:
-        self._check_size(module, source, module.n_in)
         return self.add(Running(source, 7 * module.n_in + 1, states=states))
 
     def write_kernels(self, module: Any, source: int, states: tuple[int, ...]) -> int:
-        self._check_size(module, source, module.n_in)
         biases = np.array(self.array(module, "biases"))
-        plan = self.other_array(module, "dilations")
+        plan = self.array(module, "dilations", False)
         plan = plan[plan[:, 0] > 0]
         n_kernels = len(TRIPLES) * len(plan)
-        channels = np.array(self.other_array(module, "channels")[:n_kernels])
+        channels = np.array(self.array(module, "channels", False)[:n_kernels])
         if len(TRIPLES) * plan[:, 1].sum() != len(biases):
             raise UnsupportedStep(f"{len(biases)} biases, for the dilations and numbers {plan}")
         n_out = 2 * len(biases)
-        return self.add(KernelHits(source, n_out, plan, channels, biases, states=states))
+        return self.add(
+            KernelHits(source, n_out, biases, w_h=channels, numbers=plan, states=states)
+        )
 
     def _add_cell(
         self,
@@ -506,28 +495,24 @@ class _Writer:
         w_x, w_h, *biases = weights
         H = len(w_x) // len(form.of_x)
         bias = np.zeros((form.rows, H), w_x.dtype)
-        orders = (form.of_bias,) if len(biases) == 1 else (form.of_x, form.of_h)
+        orders = (form.of_x, form.of_h)
+        if len(biases) == 1:
+            orders = (form.of_bias or form.of_x, ())
         for b, order in zip(biases, orders, strict=False):
             for block, row in zip(b.reshape(-1, H), order, strict=True):
                 bias[row] += block
         operation = CellStep(
             source,
             H,
-            number,
-            float(alpha),
-            form.rows,
             _in_rows(w_x, form.of_x, 0, H),
-            _in_rows(w_h, form.of_h, form.rows - len(form.of_h), H),
             bias.ravel(),
+            _in_rows(w_h, form.of_h, form.rows - len(form.of_h), H),
+            cell=number,
+            alpha=float(alpha),
             states=states,
             place=place,
         )
         return self.add(operation)
-
-
-def _are_equal(moments: Scaler, arrays: Sequence[np.ndarray]) -> bool:
-    mean, scale = arrays
-    return np.array_equal(moments.mean, mean) and np.array_equal(moments.scale, scale)
 
 
 def _computes_as(kind: type, base: type) -> bool:
@@ -558,12 +543,9 @@ def _in_rows(weight: np.ndarray, order: tuple[int, ...], first: int, H: int) -> 
     return _columns(rows, rows.dtype)
 
 
-_Write = Callable[[_Writer, Any, int], int]
-_CellWrite = Callable[[_Writer, Any, int, tuple[int, ...]], int]
-
-
-# name of the function, and of the attribute with its number
-_ACTIVATIONS: dict[type, tuple[str, str]] = {
+# by the class of the module, or by the function of an Elementwise: its name, and that of the
+# attribute with its number
+_ACTIVATIONS: dict[Any, tuple[str, str]] = {
     nn.ReLU: ("relu", ""),
     nn.Tanh: ("tanh", ""),
     nn.Sigmoid: ("sigmoid", ""),
@@ -572,18 +554,16 @@ _ACTIVATIONS: dict[type, tuple[str, str]] = {
     nn.ELU: ("elu", "alpha"),
     nn.Softplus: ("softplus", ""),
     nn.GELU: ("gelu", ""),
-}
-_FUNCTION_NAMES: dict[Any, str] = {
-    torch.relu: "relu",
-    F.relu: "relu",
-    torch.tanh: "tanh",
-    torch.sigmoid: "sigmoid",
-    F.silu: "silu",
-    psigmoid: "parabolic_sigmoid",
-    ptanh: "parabolic_tanh",
+    torch.relu: ("relu", ""),
+    F.relu: ("relu", ""),
+    torch.tanh: ("tanh", ""),
+    torch.sigmoid: ("sigmoid", ""),
+    F.silu: ("silu", ""),
+    psigmoid: ("parabolic_sigmoid", ""),
+    ptanh: ("parabolic_tanh", ""),
 }
 # Exact classes only: subclasses may compute something else.
-_WRITERS: dict[type, _Write] = {
+_WRITERS: dict[type, Callable[..., int]] = {
     nn.Sequential: _Writer.write_sequence,
     nn.Identity: _Writer.write_nothing,
     nn.Dropout: _Writer.write_nothing,
@@ -600,10 +580,10 @@ _WRITERS: dict[type, _Write] = {
     LinearPlusNetwork: _Writer.write_linear_plus_network,
     MeanModel: _Writer.write_mean,
     MeanOfKernels: _Writer.write_mean,
-    **dict.fromkeys(_ACTIVATIONS, _Writer.write_activation),
+    **dict.fromkeys(filter(inspect.isclass, _ACTIVATIONS), _Writer.write_activation),
 }
 _OWN_CELLS = (FLSTMCell, SGRUCell, MGUCell, SMGUCell, HFGRUCell)
-_CELL_WRITERS: dict[type, _CellWrite] = {
+_CELL_WRITERS: dict[type, Callable[..., int]] = {
     **dict.fromkeys((nn.LSTM, nn.LSTMCell), partial(_Writer.write_torch, number=0)),
     **dict.fromkeys((nn.GRU, nn.GRUCell), partial(_Writer.write_torch, number=1)),
     **dict.fromkeys((nn.RNN, nn.RNNCell), partial(_Writer.write_torch, number=2)),

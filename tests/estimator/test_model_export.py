@@ -73,10 +73,10 @@ def traced_once(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("traced_once")
-def test_a_pipeline_streams_500_steps(rng, tmp_path):
-    x = rng.normal(50, 3, size=(3, 2, 500)).astype("float32")
+def test_a_pipeline_streams_many_steps(rng, tmp_path):
+    x = rng.normal(50, 3, size=(3, 2, 100)).astype("float32")
     y = 1e3 + x[:2].cumsum(2)
-    pipe = make_pipeline(SequenceScaler(), plain_regressor(6, num_layers=2, epochs=1, seqsize=100))
+    pipe = make_pipeline(SequenceScaler(), plain_regressor(6, epochs=1, seqsize=30))
     pipe.fit(samples(x), samples(y))
     for format in ("onnx", "torch"):
         path = tmp_path / "model.pt2"
@@ -92,9 +92,7 @@ def test_a_pipeline_streams_500_steps(rng, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "made", [SequenceImputer("ffill"), SequenceImputer(), WinsorScaler()], ids=repr
-)
+@pytest.mark.parametrize("made", [SequenceImputer(), WinsorScaler()], ids=repr)
 def test_imputers_and_missing_values(made, x, with_gaps, tmp_path):
     pipe = make_pipeline(made, SequenceScaler(), plain_regressor(4, cell="gru", epochs=1))
     pipe.fit(samples(with_gaps), samples(x[:1]))
@@ -103,24 +101,27 @@ def test_imputers_and_missing_values(made, x, with_gaps, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("format", ["onnx", "torch"])
-def test_a_function_may_follow_an_imputer_that_looks_back(format, rng, tmp_path):
+def test_a_function_may_follow_an_imputer_that_looks_back(rng, tmp_path):
     x = rng.normal(size=(3, 3, 20)).astype("float32")
     x[rng.random(x.shape) < 0.2] = np.nan
     steps = SequenceImputer("ffill"), FunctionTransformer(np.sinh), plain_regressor(4, epochs=1)
     pipe = make_pipeline(*steps)
     # scikit-learn counts series as the features of such an array: only as many can be exported
     pipe.fit(x, np.nan_to_num(x[:1]))
-    export(pipe, tmp_path / "m", format)
+    export(pipe, tmp_path / "m")
     assert check_export(tmp_path / "m", pipe, x) < 1e-5
 
 
 @pytest.mark.slow
-def test_steps_without_input_are_nan(x, tmp_path):
+def test_steps_without_input_are_nan_and_a_difference_is_found(x, tmp_path):
     est = plain_regressor(4, epochs=1, random_state=0).fit(x, x[:1])
     x[:, 2, 5:9] = np.nan
     est.export(tmp_path / "m.pt2", "torch")
     assert check_export(tmp_path / "m.pt2", est, x) < 1e-5
+    with torch.no_grad():
+        list(est.model_.parameters())[-1].add_(0.01)
+    with pytest.raises(ExportError, match=r"y is .* step \d+, series \d+"):
+        check_export(tmp_path / "m.pt2", est, x)
 
 
 @pytest.mark.slow
@@ -145,26 +146,14 @@ def test_classifiers_give_labels_and_probabilities(format, label, classes, x, tm
     assert found["per_series"]
 
 
-@pytest.mark.slow
-def test_features_have_names(x, tmp_path):
+def test_features_have_names(x):
     view = samples(x, feature_names=["a", "b", "c"])
     est = plain_regressor(4, epochs=1).fit(view, samples(x[:1]))
-    est.export(tmp_path / "m.pt2", "torch")
-    assert read_metadata(tmp_path / "m.pt2")["feature_names"] == ["a", "b", "c"]
+    assert model_export._metadata(est, est)["feature_names"] == ["a", "b", "c"]
     # names of F * T columns
     rows = pd.DataFrame(np.asarray(samples(x)), columns=[f"c{i}" for i in range(3 * T)])
     est = plain_regressor(4, epochs=1, n_timesteps=T).fit(rows, x[0, :, -1])
-    est.export(tmp_path / "m.pt2", "torch")
-    assert read_metadata(tmp_path / "m.pt2")["feature_names"] is None
-
-
-@pytest.mark.slow
-def test_a_search_exports_its_best(x, tmp_path):
-    search = GridSearchCV(plain_regressor(epochs=1), {"hidden_size": [3]}, cv=2).fit(
-        samples(x), samples(x[:1])
-    )
-    export(search, tmp_path / "m.pt2", "torch")
-    assert check_export(tmp_path / "m.pt2", search, x) < 1e-5
+    assert model_export._metadata(est, est)["feature_names"] is None
 
 
 class Two(nn.Module):
@@ -282,16 +271,6 @@ def test_wrong_use(x, tmp_path):
     with pytest.raises(ValueError, match="'onnx', 'torch' or 'c', got 'tensorrt'"):
         est.export(path, "tensorrt")
     assert not path.exists()
-
-
-@pytest.mark.slow
-def test_a_difference_is_found(x, tmp_path):
-    est = plain_regressor(4, epochs=1, random_state=0).fit(x, x[:1])
-    est.export(tmp_path / "m.pt2", "torch")
-    with torch.no_grad():
-        list(est.model_.parameters())[-1].add_(0.01)
-    with pytest.raises(ExportError, match=r"y is .* step \d+, series \d+"):
-        check_export(tmp_path / "m.pt2", est, x)
 
 
 @pytest.mark.parametrize("classes", [1, 2, 3, 4])

@@ -24,12 +24,12 @@ def test_means_are_of_the_steps_that_exist(est):
     lengths = np.array([12, 6, 12, 12, 12])
     model = read_model(est, x, lengths, None)
     x[:, 1, 6:] = np.nan
-    assert_allclose(model.means()[0], np.nanmean(x, (1, 2)))
+    assert_allclose(model.mean(model.inputs.series[0]), np.nanmean(x, (1, 2)))
 
 
 def test_the_past_ends_at_the_step(est):
     past = read_past(read_model(est, X, None, None), -1, -2)
-    assert (past.first, past.at, past.step) == (0, 10, 10)
+    assert (past.first, past.at) == (0, 10)
     (x,), missing = past.read(slice(3, 9))
     assert_allclose(x[:, 0].T.numpy(), X[:, 4, 3:9])
     assert missing is None or not missing.any()
@@ -50,4 +50,5 @@ def test_views(est):
     b = explain(est, X, 1, 8)
     assert_allclose(a.attributions, b.attributions, atol=1e-12)
     scaled = SequenceScaler().fit(samples(X)).transform(samples(X))
-    assert_allclose(read_model(on_views, scaled, None, None).means()[0], 0, atol=1e-12)
+    model = read_model(on_views, scaled, None, None)
+    assert_allclose(model.mean(model.inputs.series[0]), 0, atol=1e-12)

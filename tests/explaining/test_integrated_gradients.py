@@ -22,6 +22,7 @@ from fluxutils_py import (
     samples,
     timesteps,
 )
+from fluxutils_py.explaining import integrated_gradients
 from fluxutils_py.nn import GRU, LSTM, Recur
 
 F, N, T = 3, 5, 23
@@ -63,15 +64,22 @@ def oracle(model, x, baseline, score, n_points):
     return sums
 
 
+def set_window(monkeypatch, n_steps):
+    """Make windows of so many steps, as a large model has them."""
+    if n_steps is not None:
+        monkeypatch.setattr(integrated_gradients, "window_size", lambda *_: n_steps)
+
+
 # -- the numbers ----------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seqsize", [1, 2, 5, 19, 20, 100, None])
-def test_attributions_are_those_of_the_whole_unrolled_series(seqsize):
+@pytest.mark.parametrize("seqsize", [1, 5, 19, None])
+def test_attributions_are_those_of_the_whole_unrolled_series(seqsize, monkeypatch):
+    set_window(monkeypatch, seqsize)
     est = fitted(lstm)
     b = RNG.normal(size=F)
-    e = explain(est, X, 2, 18, 1, baseline=b, n_points=9, seqsize=seqsize)
+    e = explain(est, X, 2, 18, 1, baseline=b, n_points=9)
     (expected,) = oracle(est.model_, [X[:, 2, :19]], [b[:, None]], lambda out: out[-1, 0, 1], 9)
     assert e.attributions.shape == (F, 19)
     assert_allclose(e.attributions, expected, rtol=0, atol=1e-10)
@@ -98,12 +106,14 @@ class OwnState(nn.Module):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("window", [3, 23])
-def test_own_recurrent_modules_with_integers_in_their_state(window):
+def test_own_recurrent_modules_with_integers_in_their_state(window, monkeypatch):
+    set_window(monkeypatch, window)
+
     def model():
         return nn.Sequential(Recur(OwnState()), nn.Linear(4, 2))
 
     est = fitted(model)
-    e = explain(est, X, 0, output=0, baseline="zero", n_points=40, seqsize=window)
+    e = explain(est, X, 0, output=0, baseline="zero", n_points=40)
     (expected,) = oracle(est.model_, [X[:, 0]], [np.zeros((F, 1))], lambda out: out[-1, 0, 0], 40)
     assert_allclose(e.attributions, expected, rtol=0, atol=1e-10)
 
@@ -118,11 +128,12 @@ class TwoInputs(nn.Module):
         return self.head(self.gru(torch.cat([a, b], -1)))
 
 
-def test_several_inputs():
+def test_several_inputs(monkeypatch):
+    set_window(monkeypatch, 4)
     x = (X, X[:2] ** 2)
     est = fitted(TwoInputs, x)
     b = (RNG.normal(size=(F, T)), "mean")
-    e = explain(est, x, 4, -2, 0, baseline=b, n_points=8, seqsize=4)
+    e = explain(est, x, 4, -2, 0, baseline=b, n_points=8)
     mean = x[1].mean((1, 2))[:, None]
     expected = oracle(
         est.model_,
@@ -133,8 +144,6 @@ def test_several_inputs():
     )
     for got, wanted in zip(e.attributions, expected, strict=True):
         assert_allclose(got, wanted, rtol=0, atol=1e-10)
-    assert {share.name for share in e.by_input()} == {"x[0]", "x[1]"}
-    assert_allclose(sum(s.total for s in e.by_input()), e.stacked()[0].sum())
     assert "x[1] feature 1" in [s.name for s in e.by_feature()]
 
 
@@ -149,10 +158,11 @@ class Embedded(nn.Module):
         return self.head(self.gru(torch.cat([a, self.embedding(k[..., 0])], -1)))
 
 
-def test_integer_inputs_stay_as_they_are():
+def test_integer_inputs_stay_as_they_are(monkeypatch):
+    set_window(monkeypatch, 6)
     x = (X, RNG.integers(0, 3, size=(1, N, T)))
     est = fitted(Embedded, x)
-    e = explain(est, x, 1, output=1, seqsize=6)
+    e = explain(est, x, 1, output=1)
     assert not e.attributions[1].any()
     assert e.attributions[0].all()
     assert e.completeness < 1e-4
@@ -190,11 +200,12 @@ def test_lists_of_series():
     )
 
 
-def test_steps_without_inputs_move_the_state_as_in_predict():
+def test_steps_without_inputs_move_the_state_as_in_predict(monkeypatch):
+    set_window(monkeypatch, 3)
     est = fitted(lstm)
     x = X.copy()
     x[:, 1, 5:8] = np.nan
-    e = explain(est, x, 1, 12, 0, seqsize=3)
+    e = explain(est, x, 1, 12, 0)
     assert_allclose(e.value, est.predict(x)[0, 1, 12], rtol=1e-12)
     assert not e.attributions[:, 5:8].any()
     assert e.attributions[:, :5].all()
@@ -209,14 +220,10 @@ def test_one_step_and_one_series():
     assert_allclose(e.attributions.sum(), e.value - e.baseline_value, rtol=1e-4)
 
 
-def test_gaps_of_timesteps_forget_what_was_before():
-    est = fitted(lstm)
+def test_rows_with_gaps_are_refused_with_the_remedy():
     rows = timesteps(X)[[*range(4), *range(8, 20)]]
-    e = explain(est, rows, 3, 9, 0, baseline="zero", n_points=6)  # row 9 is step 13
-    (expected,) = oracle(
-        est.model_, [X[:, 3, 8:14]], [np.zeros((F, 1))], lambda out: out[-1, 0, 0], 6
-    )
-    assert_allclose(e.attributions, expected, rtol=0, atol=1e-10)
+    with pytest.raises(ValueError, match=r"gaps.*\(F, N, T\)"):
+        explain(fitted(lstm), rows, 3, 9, 0)
 
 
 # -- kinds of models ------------------------------------------------------------------------------
@@ -246,8 +253,6 @@ def test_models_that_see_windows_get_those_of_predict():
         assert e.completeness < 1e-4
         assert e.steps[-1] == step
         assert not e.attributions[:, :-4].any()
-    with pytest.raises(ValueError, match=r"7 steps.*seqsize=5"):
-        explain(est, X, 1, 3, 1, seqsize=5)
 
 
 @pytest.mark.slow
@@ -267,10 +272,11 @@ def test_one_label_per_series(cell):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("cell", ["mgu", "lru", "tcn", "attention"])
-def test_attributions_of_ready_made_cells_are_complete(cell):
+def test_attributions_of_ready_made_cells_are_complete(cell, monkeypatch):
+    set_window(monkeypatch, 4)
     est = SequenceRegressor(4, cell=cell, epochs=60, random_state=0, verbose=False)
     est.fit(X[:, :, :12], Y[:1, :, :12])
-    e = explain(est, X, 2, 9, seqsize=4)
+    e = explain(est, X, 2, 9)
     assert_allclose(e.attributions.sum(), e.value - e.baseline_value, rtol=1e-4)
     assert_allclose(e.value, est.predict(X)[0, 2, 9], rtol=1e-9)
     assert e.attributions[:, 0].any()
@@ -381,7 +387,7 @@ def test_thresholds_have_no_gradient():
         ({}, ValueError, r"\[2\] numbers.*output=0"),
         ({"output": 2}, ValueError, r"output is 2.*\[2\]"),
         ({"output": 0, "baseline": "median"}, ValueError, "'mean', 'zero'.*'median'"),
-        ({"output": 0, "baseline": np.zeros(2)}, ValueError, r"\(2,\).*3 features"),
+        ({"output": 0, "baseline": np.zeros(2)}, ValueError, r"\(2, 1\).*3 finite features"),
         ({"output": 0, "baseline": np.zeros((3, 4))}, ValueError, "4 steps"),
         ({"output": 0, "n_points": 0}, ValueError, "n_points.*0"),
     ],

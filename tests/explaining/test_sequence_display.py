@@ -10,7 +10,6 @@ from fluxutils_py import (
     SequenceRegressor,
     SequenceScaler,
     samples,
-    timesteps,
 )
 from fluxutils_py.explaining.sequence_display import SequencePredictionDisplay
 from tests.plain_networks import LagRegressor
@@ -87,36 +86,6 @@ def _range(values):
     return values.min() - 1, values.max() + 2
 
 
-@pytest.mark.slow
-def test_outputs_of_the_model_as_band(est, yhat):
-    class Quantiles:
-        def predict(self, x):
-            return np.concatenate([est.predict(x), est.predict(x) - 1, est.predict(x) + 2])[:6]
-
-    display = SequencePredictionDisplay.from_estimator(Quantiles(), X, Y, band=(2, 4))
-    lower, upper = display.bands[0]
-    assert_allclose([lower, upper], [yhat[0, 0] - 1, yhat[0, 0] + 2])
-
-
-@pytest.mark.few
-@pytest.mark.parametrize("form", ["list", "samples", "timesteps"])
-def test_lists_and_views(form, est, yhat):
-    if form == "list":
-        x, y = [X[:, 0], X[:, 1, :9]], [Y[:, 0], Y[:, 1, :9]]
-        model = est
-    else:
-        view = samples if form == "samples" else timesteps
-        x, y = view(X), view(Y)
-        model = make_pipeline(
-            SequenceScaler(), SequenceRegressor(4, epochs=60, random_state=0, verbose=False)
-        ).fit(x, y)
-    display = SequencePredictionDisplay.from_estimator(model, x, y, series=1, output=1)
-    n = 9 if form == "list" else T
-    expected = model.predict(X[:, 1:2, :n])[1, 0]
-    assert_allclose(curve(display.axes_[0], 1), expected, atol=1e-9)
-    assert_array_equal(curve(display.axes_[0], 0), Y[1, 1, :n])
-
-
 def test_dates(est):
     display = SequencePredictionDisplay.from_estimator(est, X, Y, times=DAYS)
     formatter = display.axes_[-1].xaxis.get_major_formatter()
@@ -127,12 +96,12 @@ def test_dates(est):
 @pytest.mark.parametrize(
     ("y", "settings", "message"),
     [
-        (Y[0, :, 0], {}, r"every step.*\(7,\)"),
+        (Y[0, :, 0], {}, r"\(G, N, T\).*\(7,\)"),
         (Y, {"series": 7}, "series is 7.* 7 series"),
         (Y, {"output": 2}, "output is 2.* 2"),
-        (Y, {"band": (0, 9)}, "output 9.* 2"),
-        (Y, {"band": (Y[0], Y[0])}, r"\(7, 31\).*\(G, N, T\)"),
-        (Y[:, :, :4], {}, r"\(2, 4\).*\(2, 31\)"),
+        (Y, {"band": (Y[0], Y[0])}, r"\(G, N, T\).*\(7, 31\)"),
+        (Y[:, :, :4], {}, r"\(2, 7, 4\)"),
+        (samples(Y), {}, r"array of a view"),
     ],
 )
 def test_what_cannot_be_drawn(est, y, settings, message):

@@ -81,8 +81,10 @@ def test_values_that_are_needed_at_the_same_time_lie_apart():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("target", ["c", "c++", "arm"])
+@pytest.mark.parametrize(
+    ("target", "dtype"),
+    [("c", torch.float32), ("c++", torch.float64), ("arm", torch.float32), ("arm", torch.float64)],
+)
 def test_many_layers_give_what_torch_gives(target, dtype, tmp_path, rng):
     model = made(*layers(), dtype=dtype)
     (tmp_path / "m.h").write_text(header(model))

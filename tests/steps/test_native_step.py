@@ -164,7 +164,7 @@ def test_a_bad_number_moves_no_series(bad, series):
 def test_infinities_alone_are_no_gap():
     session = session_of(with_head("LSTM"))
     assert session.native_step((F, 1)).run(np.full((F, 1), np.inf)) is None
-    assert [t.shape[1] for t in session.state] == [0, 0]  # no step was taken
+    assert not any(t.any() for t in session.state)  # no step was taken
 
 
 def test_outputs_are_new_arrays_and_inputs_are_left_alone(xs):

@@ -2,18 +2,38 @@
 
 import numpy as np
 
-from fluxutils_py.steps.operations import Operation, quantized
+from fluxutils_py.steps.operations import Dots, LagValues, Names, Operation, quantized
 
 
-def test_each_operation_can_be_packed_and_written():
+def names(quantize=False):
+    tables = {}
+
+    def table(name, values):
+        tables[name] = np.array(values)
+        return name
+
+    return tables, Names("x", "y", "r", ["s0"], 3, 5, table, "{:.1f}f".format, quantize)
+
+
+def test_each_operation_has_a_number_and_a_text():
     kinds = [Operation]
     for kind in kinds:
         kinds += kind.__subclasses__()
-    alone = [kind for kind in kinds if not kind.__subclasses__()]
-    assert len(alone) > 10
-    for kind in alone:
-        assert kind.pack is not Operation.pack, kind
-        assert kind.c is not Operation.c, kind
+    kinds.remove(Operation)
+    assert sorted(kind.kind for kind in kinds) == list(range(16))  # as csrc/kernels.h has them
+    for kind in kinds:
+        assert hasattr(kind, "text") or kind.c is not Operation.c, kind
+
+
+def test_a_text_names_the_tables_that_it_defines():
+    tables, found = names()
+    lags = LagValues(0, 6, numbers=(1, 4), states=(0,))
+    assert lags.c(found) == ["@_step_lags(x, s0, 3, numbers, 2, 5, y, 3);"]
+    assert tables["numbers"].tolist() == [1, 4]
+    tables, found = names(quantize=True)
+    wide = Dots(0, 1, np.ones((1, 70)), np.zeros(1))
+    assert wide.c(found) == ["@_step_dense_int8(x, w, w_scale, b, y, 70, 1, 1);"]
+    assert tables["w"].tolist() == [[127]] * 70
 
 
 def test_outputs_have_their_own_scale(rng):

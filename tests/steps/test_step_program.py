@@ -1,6 +1,5 @@
 """A step as a list of operations computes what the model does, here by formulas of NumPy."""
 
-from dataclasses import FrozenInstanceError
 from functools import partial
 
 import numpy as np
@@ -22,6 +21,7 @@ from fluxutils_py.nn import (
 from fluxutils_py.nn.activations import psigmoid, ptanh
 from fluxutils_py.nn.layers import Elementwise, GaussianNoise, ffnn
 from fluxutils_py.steps.operations import (
+    FUNCTIONS,
     Activation,
     CellStep,
     Dense,
@@ -97,7 +97,7 @@ CELLS = {
     9: min_gru,
     10: min_lstm,
 }
-FUNCTIONS = {
+ACTIVATIONS = {
     "relu": lambda x, alpha: np.maximum(x, 0),
     "tanh": lambda x, alpha: np.tanh(x),
     "sigmoid": lambda x, alpha: sigmoid(x),
@@ -114,33 +114,33 @@ FUNCTIONS = {
 def compute(op, x, values, states):
     match op:
         case Dense():
-            return x @ op.weight + op.bias
+            return x @ op.w + op.bias
         case CellStep():
             H = op.n_out
             parts = [states[s].reshape(-1, H)[op.place] for s in op.states]
             h, c = (*parts, None)[:2]
             sums = op.bias.copy()
-            sums[: op.weight_x.shape[1]] += x @ op.weight_x
-            sums[len(sums) - op.weight_h.shape[1] :] += h @ op.weight_h
-            new = CELLS[op.number](sums.reshape(op.rows, H), h, c, op.alpha)
+            sums[: op.w.shape[1]] += x @ op.w
+            sums[len(sums) - op.w_h.shape[1] :] += h @ op.w_h
+            new = CELLS[op.cell](sums.reshape(op.rows, H), h, c, op.alpha)
             for part, value in zip(parts, new, strict=False):
                 part[:] = value
             return new[0]
         case Diagonal():
             h = states[op.states[0]].reshape(-1)
-            turned = op.eigenvalues.view(complex) * h.view(complex)
+            turned = op.w.view(complex) * h.view(complex)
             h[:] = turned.view(float) + x
             return h.copy()
         case Activation():
-            return FUNCTIONS[op.function](x, op.alpha)
+            return ACTIVATIONS[FUNCTIONS[op.cell]](x, op.alpha)
         case Gated():
             return x[: op.n_out] * sigmoid(x[: op.n_out]) * x[op.n_out :]
         case Sum():
             return x + values[op.other]
         case LayerNormalization():
-            return (x - x.mean()) / np.sqrt(x.var() + op.eps) * op.weight + op.bias
+            return (x - x.mean()) / np.sqrt(x.var() + op.alpha) * op.w + op.bias
         case ScaleShift():
-            return x * op.scale + op.shift
+            return x * op.w + op.bias
     raise AssertionError(op)
 
 
@@ -198,11 +198,9 @@ def test_all_numbers_have_the_type_of_the_model_and_stay(name, dtype):
     """The kernels read them by address, as if all were of one type."""
     program = program_of(MODELS[name]().to(dtype).eval(), 3)
     assert program.dtype == str(dtype).removeprefix("torch.")
-    for part in (program, *program.operations, *program.states):
-        arrays = [v for v in vars(part).values() if isinstance(v, np.ndarray)]
+    for part in (*map(vars, program.operations), *(s._asdict() for s in program.states)):
+        arrays = [v for v in part.values() if isinstance(v, np.ndarray) and v.size]
         assert {a.dtype for a in arrays} <= {program.dtype}, part
-        with pytest.raises(FrozenInstanceError):
-            part.n_out = 1
 
 
 @pytest.mark.parametrize("name", MODELS)
