@@ -65,6 +65,7 @@ from fluxutils_py.parallel import RankGroup
 from fluxutils_py.reporting.progress import say_stage
 from fluxutils_py.sklearn_callbacks import hooks_of
 from fluxutils_py.training.hooks import as_callbacks
+from fluxutils_py.training.loop import Loop
 from fluxutils_py.training.make_optimizer import adamw
 
 MOST_EPOCHS = 16  # at most so many passes over the data, or FEW_STEPS steps, whichever is more
@@ -207,9 +208,15 @@ def _held_out_end(
         ranks,
         f"trying network={data.fitted.network!r} on the end of the series, which is held out",
     )
-    # callbacks are of the networks that are kept
+
+    def stop_early(loop: Loop) -> None:
+        # windows without a target count too, as in the schedule
+        if loop.step >= most:
+            loop.stop()
+
+    # the user's callbacks are of the networks that are kept
     quiet = copy(settings)
-    quiet.callbacks = None
+    quiet.callbacks = stop_early
     quiet.verbose = False
     quiet.n_models = min(int(settings.n_models), MODELS_HELD_OUT)
 
@@ -323,7 +330,6 @@ def fit_models(
     lr = float(settings.lr)
     spec = Spec(
         epochs=epochs,
-        max_updates=most_updates,
         batchsize=batchsize,
         seqsize=seqsize,
         shuffle=True,

@@ -401,7 +401,7 @@ def test_series_without_any_recent_value_have_no_forecast_and_are_named(small):
 def test_a_failed_fit_leaves_the_earlier_one(panel, small):
     fc = Forecaster(3, freq="D", **small).fit(panel)
     expected = fc.predict()
-    with pytest.raises(DataError, match="no series has two steps"):
+    with pytest.raises(DataError, match=r"none of \d+ series has two steps"):
         fc.fit(panel.groupby("unique_id").head(1))
     pd.testing.assert_frame_equal(fc.predict(), expected)
 
@@ -446,10 +446,7 @@ def test_data_of_another_kind_are_refused(panel, small, rng):
     fc = Forecaster(3, **small).fit(panel)
     with pytest.raises(DataError, match=r"df is an array, .*fitted on a data frame"):
         fc.predict(rng.normal(size=(1, 2, 9)))
-    with pytest.raises(
-        TypeError,
-        match=r"df=12 .* h .*constructor",
-    ):
+    with pytest.raises(DataError, match=r"df is a int, .* h of the constructor"):
         fc.predict(12)
     with pytest.raises(DataError, match=r"futr_df .*futr_exog_list .*no cov"):
         fc.predict(futr_df=panel)
