@@ -21,7 +21,7 @@ from fluxutils_py.estimator.building import build_model, check_device
 from fluxutils_py.estimator.persistence import read_dtype
 from fluxutils_py.exporting.export_files import Path
 from fluxutils_py.forecasting.fitted_state import FittedState, History
-from fluxutils_py.forecasting.forecaster_settings import ForecasterSettings, with_size
+from fluxutils_py.forecasting.forecaster_settings import ForecasterSettings
 from fluxutils_py.forecasting.model_fitting import make_network
 from fluxutils_py.forecasting.read_series import STEPS
 from fluxutils_py.frames.frames import require
@@ -136,10 +136,8 @@ def load_state(
         history.panel = replace(history.panel, types=types)
         if state.loss_name is None:  # code, which the user gives again
             state = replace(state, loss_name=settings.loss)
-        as_fitted = copy(settings)
-        if as_fitted.hidden_size is None:
-            as_fitted.hidden_size = int(content["hidden_size"])
-        sized = with_size(as_fitted, 0)
+        sized = copy(settings)
+        sized.hidden_size = settings.hidden_size or int(content["hidden_size"])
         dtype = read_dtype(content["dtype"], path)
 
         def build() -> nn.Module:
