@@ -23,7 +23,7 @@ from torch import nn
 
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.forecasting.features import Correction
-from fluxutils_py.forecasting.history import outputs_along
+from fluxutils_py.forecasting.fitted_state import outputs_along
 from fluxutils_py.forecasting.panel_windows import PanelWindows
 
 SHARE = 0.2  # of the steps of a typical series that is held out, at most
@@ -64,7 +64,6 @@ class HeldOutEnd(NamedTuple):
     baselines : ndarray of shape (M, W, B, h)
         Forecasts that need no network, see ``Features.baselines``.
     targets : ndarray of shape (M, W, h)
-    series : ndarray of int, shape (M,)
     origins : ndarray of int, shape (M, W)
         The last step that each forecast knows.
     """
@@ -72,7 +71,6 @@ class HeldOutEnd(NamedTuple):
     outputs: np.ndarray
     baselines: np.ndarray
     targets: np.ndarray
-    series: np.ndarray
     origins: np.ndarray
 
     @property
@@ -171,7 +169,7 @@ def forecast_origins(
         past = windows.past(steps, 0, 1)
         baselines.append(features.baselines(past)[:, 0])
         targets.append(windows.targets(steps, 0, 1)[:, 0].astype(np.float64))
-    return HeldOutEnd(outputs, np.stack(baselines, 1), np.stack(targets, 1), series, origins)
+    return HeldOutEnd(outputs, np.stack(baselines, 1), np.stack(targets, 1), origins)
 
 
 # -- what the errors teach -------------------------------------------------------------------------

@@ -73,9 +73,6 @@ class Covariate:
         DataError
             If the column held numbers in training and holds text now, or the reverse.
         """
-        # True and None are objects; the same column without None comes as numbers
-        if values.dtype != object and self._has_number_categories():
-            values = _as_labels(values)
         if (values.dtype == object) != self.is_category:
             kinds = ("numbers", "categories") if self.is_category else ("text", "numbers")
             raise DataError(
@@ -85,12 +82,6 @@ class Covariate:
         if self.categories is None:
             return (values - self.mean) / self.scale
         return self._codes(values, self.categories)
-
-    def _has_number_categories(self) -> bool:
-        """Whether the categories were numbers in a column of objects, which may come as numbers."""
-        if not self.categories:
-            return False
-        return not any(isinstance(category, str) for category in self.categories)
 
     def _codes(
         self,
@@ -110,22 +101,6 @@ class Covariate:
                 "their embedding is zero"
             )
         return codes
-
-    def describe(self, code: float) -> str:
-        """Return the value that became ``code`` in a channel, as text for messages."""
-        if self.categories is None:
-            return f"{code * self.scale + self.mean:.10g}"
-        if code == 0:
-            return "a category that was not there in training"
-        return repr(self.categories[int(code) - 1])
-
-
-def _as_labels(values: np.ndarray) -> np.ndarray:
-    """Convert numbers to objects, None where missing."""
-    # 1.0 finds the category True, to which it is equal
-    labels = values.astype(object)
-    labels[np.isnan(values)] = None
-    return labels
 
 
 def filled_forward(
@@ -150,15 +125,13 @@ class Channels:
 
     In this order: ``history`` features of the target; the covariates at the current step; each
     covariate known ahead at the next ``h`` steps, and at the ``h`` steps that the seasonal naive
-    forecast repeats; with ``base``, the ``h`` steps of the seasonal naive forecast, divided by the
-    scale (for logarithms, less the level); the scale.
+    forecast repeats; the scale, which only the loss reads.
 
     Attributes
     ----------
     h, history : int
     hist, stat, futr : tuple of Covariate
         Past, static, and known ahead, as fitted in training; numbers before categories in each.
-    base : bool
     """
 
     h: int
@@ -166,7 +139,6 @@ class Channels:
     hist: tuple[Covariate, ...] = ()
     stat: tuple[Covariate, ...] = ()
     futr: tuple[Covariate, ...] = ()
-    base: bool = False
 
     @property
     def groups(self) -> dict[str, tuple[Covariate, ...]]:
@@ -208,7 +180,7 @@ class Channels:
 
     @property
     def total(self) -> int:
-        return self.current + self.ahead + self.h * self.base + 1
+        return self.current + self.ahead + 1
 
     def values(self, panel: Panel, target: str) -> np.ndarray:
         """Return the target, past covariates and those known ahead: (C, total), NaN where

@@ -79,11 +79,7 @@ def rollout(
     if next_input is None:
         _require_values(est)
     stream, y = _read_past(est, x, "predict")
-    return _feed_back(stream, y, n_steps, x, known, next_input or _unchanged)
-
-
-def _unchanged(outputs: np.ndarray) -> np.ndarray:
-    return outputs
+    return _feed_back(stream, y, n_steps, x, known, next_input or np.asarray)
 
 
 def _require_values(est: Estimator) -> None:
@@ -122,15 +118,10 @@ def _feed_back(
             n_made = len(new) if new.ndim else 0
             expected = (n_inputs - n_made, n_series, n_steps - 1)
             if new.shape != (n_made, n_series) or rest.shape != expected:
-                remedy = "next_input must make fewer of them"
-                if n_made <= n_inputs:
-                    remedy = (
-                        "known must be the other inputs at the steps that are generated, of shape "
-                        f"{expected}, got {rest.shape}"
-                    )
                 raise ShapeError(
                     f"{n_made} outputs, of shape {new.shape}, are fed back to {n_inputs} inputs of "
-                    f"{n_series} series: {remedy}"
+                    f"{n_series} series: known must be the others at the steps that are generated, "
+                    f"of shape {expected}, got {rest.shape}; or next_input make fewer of them"
                 )
         if t + 1 < n_steps:
             outputs = stream.step(np.concatenate([new, rest[:, :, t].astype(new.dtype)]))

@@ -10,9 +10,8 @@ import numpy as np
 from sklearn.base import clone
 
 from fluxutils_py.errors import DataError, warn
-from fluxutils_py.forecasting.fitted_state import FittedState
+from fluxutils_py.forecasting.fitted_state import FittedState, forecasts_along
 from fluxutils_py.forecasting.forecaster_settings import ForecasterSettings
-from fluxutils_py.forecasting.history import forecasts_along
 from fluxutils_py.forecasting.model_fitting import fit_panel
 from fluxutils_py.forecasting.outputs import key_columns
 from fluxutils_py.frames.frames import make_frame
@@ -37,9 +36,7 @@ def cross_validate(
     h = int(settings.h)
     behind = h + step_size * np.arange(n_windows - 1, -1, -1)
     cutoffs = np.maximum(panel.lengths[:, None] - behind, 0)  # (N, W); 0: the series has not begun
-    least = 2 if fitted is None else 1  # training needs a step and the one after it
-    _require_long_series(panel, cutoffs[:, 0], int(behind[0]), least)
-    _require_truth(panel, columns.target, cutoffs, h)
+    _require_long_series(panel, cutoffs[:, 0], int(behind[0]))
     first_step = np.zeros(panel.n_series, int)
     parts: list[dict[str, np.ndarray]] = []
     # one pass over the series serves all cutoffs of the same networks
@@ -49,7 +46,6 @@ def cross_validate(
             # cut before anything is chosen: no value after the cutoff can be seen
             past = panel.cut(first_step, group[:, 0])
             made, _ = fit_panel(clone(settings), columns, ranks, past)
-        made.require_modelled(panel.cut(first_step, group[:, -1]))
         windows = made.windows(panel)
         forecasts = forecasts_along(made, windows, group - 1)
         for cutoff, values in zip(group.T, forecasts, strict=True):
@@ -59,11 +55,9 @@ def cross_validate(
     return make_frame(found, types, panel.backend)
 
 
-def _require_long_series(panel: Panel, cutoff: np.ndarray, behind: int, least: int) -> None:
-    """Raise DataError if no series has ``least`` steps before the first cutoff; warn of those that
-    have fewer.
-    """
-    short = np.flatnonzero(cutoff < least)
+def _require_long_series(panel: Panel, cutoff: np.ndarray, behind: int) -> None:
+    """Raise DataError if no series begins before the first cutoff; warn of those that do not."""
+    short = np.flatnonzero(cutoff == 0)
     if len(short) == panel.n_series:
         raise DataError(
             f"no series is long enough: the windows take {behind} steps from the end of each, and "
@@ -76,19 +70,6 @@ def _require_long_series(panel: Panel, cutoff: np.ndarray, behind: int, least: i
             f"takes {behind} steps from the end of each (series {panel.ids[short[0]]!r} has "
             f"{panel.lengths[short[0]]})"
         )
-
-
-def _require_truth(panel: Panel, target: str, cutoffs: np.ndarray, h: int) -> None:
-    """Raise DataError if a window has no value in any series."""
-    for cutoff in cutoffs.T:
-        truth = _cut_horizon(panel, cutoff, h).values[target]
-        if np.isnan(truth).all():
-            n = int(cutoff.argmax())
-            raise DataError(
-                f"no series has a value of {target!r} in the {h} steps after "
-                f"{panel.time_text(n, cutoff[n] - 1)} (series {panel.ids[n]!r}) to compare "
-                "forecasts with; leave out rows of times that are still to be forecast"
-            )
 
 
 def _window_columns(
@@ -104,7 +85,7 @@ def _window_columns(
     h = fitted.h
     target = fitted.columns.target
     series = np.flatnonzero(cutoff)
-    future = _cut_horizon(panel, cutoff, h)
+    future = panel.cut(cutoff, np.where(cutoff > 0, cutoff + h, 0))
     # the keys are those of the h steps after the end of a panel
     empty = replace(future, lengths=np.zeros_like(future.lengths))
     columns = key_columns(fitted, empty, h)
@@ -112,8 +93,3 @@ def _window_columns(
     columns["cutoff"] = np.repeat(panel.times(series, cutoff[series] - 1), h)
     columns[target] = future.values[target]
     return columns | {name: forecasts[series, i].ravel() for name, i in outputs.items()}
-
-
-def _cut_horizon(panel: Panel, cutoff: np.ndarray, h: int) -> Panel:
-    """Return the ``h`` steps after the cutoff of each series that has begun."""
-    return panel.cut(cutoff, np.where(cutoff > 0, cutoff + h, 0))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import warnings
-
 import numpy as np
 
 from fluxutils_py.errors import DataError, SpecError, warn
@@ -16,9 +13,6 @@ from fluxutils_py.frames.frequency import DAY, Frequency
 N_SERIES = 256
 N_STEPS = 2048
 N_WANDER = 32  # series of the sample that show how far a series goes in a horizon
-# Steps of a day, a week or a year at usual frequencies, in which values without dates may repeat.
-LIKELY_SEASONS = (4, 7, 12, 24, 48, 52, 96, 168, 336)
-CLEAR = 0.2  # correlation of changes a season apart that makes a season clear; of few steps, more
 MOST_SEASONS = 8  # largest long season, in seasons
 SMALLEST_SCALE = 1e-6  # of a series, relative to the typical change of all
 # of a series that has a say in the choice of a long season, relative to the largest
@@ -28,11 +22,11 @@ SMALL = 1 / 3  # of the median of a series: values that lead down to 0
 LEAST_SHARE = 0.02  # share of the variance of errors that a long season must explain
 
 
-def usual_season(frequency: Frequency | None) -> int:
+def usual_season(frequency: Frequency) -> int:
     """Return the usual season of a frequency: a day of hours, a week of days, a year of weeks,
     months or quarters.
     """
-    if frequency is None or frequency.kind == "integer":
+    if frequency.kind == "integer":
         return 1
     if frequency.kind == "months":
         return max(1, 12 // frequency.size)
@@ -51,62 +45,15 @@ def season_within(season: int, longest: int) -> int:
     """
     if season < longest:
         return season
-    for parts, name in (
-        (24, "an hour"),
-        (24 * 60, "a minute"),
-    ):
+    for parts in (24, 24 * 60):
         shorter = season // parts
         if season % parts == 0 and 1 < shorter < longest:
             warn(
                 f"the longest series has {longest} steps, fewer than a day of {season}: "
-                f"season_length is {name} of {shorter} steps; set season_length for another"
+                f"season_length is {shorter} steps; set season_length for another"
             )
             return shorter
     return season
-
-
-def find_season(source: PackedSeries) -> int | None:
-    """Return a usual season in which the values clearly repeat, or None.
-
-    The changes from step to step are correlated with those a season before: more than chance
-    explains, more than with their neighbours, and more than with those half a season before; none
-    further away are clearly more alike. Of noise and random walks, this is true at no distance.
-    """
-    values = sample(source)
-    change = np.diff(values, axis=1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # series without a change
-        change -= np.nanmean(change, axis=1, keepdims=True)
-        change /= np.nanmean(np.abs(change), axis=1, keepdims=True)
-    # clipped, or a few outliers would decide
-    change = np.clip(np.where(np.isfinite(change), change, 0.0), -3.0, 3.0)
-    size = max(float((change**2).sum()), 1e-30)
-
-    def correlation(back: int) -> float:
-        return float((change[:, back:] * change[:, :-back]).sum()) / size
-
-    clear = {}
-    for season in LIKELY_SEASONS:
-        n_pairs = change.shape[1] - season
-        if n_pairs < 2 * season:
-            break
-        found = correlation(season)
-        chance = 2 / math.sqrt(n_pairs)  # series may move together: their number adds nothing
-        if found < max(CLEAR, 3 * chance, 1.5 * correlation(season // 2)):
-            continue
-        far = max(season // 6, 1)
-        furthest = min(max(3 * season, 64), n_pairs)
-        around = [correlation(season + d) for d in range(-far, far + 1)]
-        others = [correlation(d) for d in range(season + far + 1, furthest)]
-        if (
-            found >= max(around)
-            and found > max(around[0], around[-1]) + chance
-            and found >= 0.8 * max(others, default=0.0)
-        ):
-            clear[season] = found
-    # longer seasons repeat the shortest
-    enough = 0.9 * max(clear.values(), default=0.0)
-    return next((season for season, found in clear.items() if found >= enough), None)
 
 
 def sample(source: PackedSeries) -> np.ndarray:
@@ -174,48 +121,36 @@ def _takes_logarithms(
 ) -> bool:
     if smallest > 0 or transform == "none":
         return transform != "none"
-    counts = low_counts(source)
-    n_known = int((~np.isnan(source.values[0])).sum())
-    low = np.flatnonzero(counts)
-    where = f"series {ids[low[0]]!r}"
-    if len(low) > 1:
-        where = f"{len(low)} series, such as {ids[low[0]]!r}"
+    known = source.values[0][~np.isnan(source.values[0])]
+    n_low = int((known <= 0).sum())
+    series = np.split(source.values[0], source.offsets[1:])
+    low = [i for i, values in enumerate(series) if (values <= 0).any()]
     found = (
-        f"{counts.sum()} of {n_known} values are 0 or below ({where}; the smallest is "
-        f"{smallest:g}): write NaN where they stand for missing values, which forecasts do not "
-        "need; if they are true, use transform='none'"
+        f"{n_low} of {len(known)} values are 0 or below (the first in series {ids[low[0]]!r}; the "
+        f"smallest is {smallest:g}): write NaN where they stand for missing values, which "
+        "forecasts do not need; if they are true, use transform='none'"
     )
     if transform == "log":
         raise DataError(f"transform='log' needs positive values, and {found}")
-    if counts.sum() <= FEW * n_known and _are_apart(counts, source):
+    if n_low <= FEW * len(known) and all(_are_apart(series[i]) for i in low[:N_SERIES]):
         warn(f"logarithms are not modelled, since {found}")
     return False
 
 
-def low_counts(source: PackedSeries) -> np.ndarray:
-    """Return how many values of each series, (N,), are 0 or below, and have no logarithm."""
-    low = np.flatnonzero(source.values[0] <= 0)
-    series = np.searchsorted(source.offsets, low, "right") - 1
-    return np.bincount(series, minlength=source.n_series)
-
-
-def _are_apart(counts: np.ndarray, source: PackedSeries) -> bool:
-    """Whether low values, so many of each series, are few there and apart from all others, as if
+def _are_apart(values: np.ndarray) -> bool:
+    """Whether the values of a series that are 0 or below are few and apart from all others, as if
     they stood for missing ones.
 
-    In each series that has them, positive values below a third of their median are then fewer. Of
-    counts with a small mean, or values that vary around 0, they are more.
+    Positive values below a third of their median are then fewer. Of counts with a small mean, or
+    values that vary around 0, they are more.
     """
-    for i in np.flatnonzero(counts)[:N_SERIES]:
-        values = source.cut(np.array([i]), np.array([0]), int(source.lengths[i]))[0]
-        positive = values[values > 0]
-        # a series without any teaches nothing of its own
-        if not len(positive):
-            continue
-        n_small = int((positive <= SMALL * np.median(positive)).sum())
-        if counts[i] > FEW * (len(positive) + counts[i]) or n_small >= counts[i]:
-            return False
-    return True
+    positive = values[values > 0]
+    # a series without any teaches nothing of its own
+    if not len(positive):
+        return True
+    n_low = int((values <= 0).sum())
+    n_small = int((positive <= SMALL * np.median(positive)).sum())
+    return n_low <= FEW * (len(positive) + n_low) and n_small < n_low
 
 
 def typical_change(z: np.ndarray, season: int) -> float:

@@ -1,7 +1,7 @@
 """Compute causal features of series: normalised values, lags and statistics.
 
 :class:`Features` has the formulas, once for NumPy and torch: training reads the past of all steps
-of a window through :class:`WindowPast`, and the exported step reads that of one step in torch.
+of a window through :class:`Past`, and the exported step reads that of one step in torch.
 :class:`Correction` is what is done to the outputs of networks; ``calibration.py`` learns it.
 """
 
@@ -11,11 +11,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import NormalDist
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
-from torch import Tensor
 
 from fluxutils_py.data.filling import last_positions
 from fluxutils_py.errors import DataError
@@ -31,17 +30,19 @@ SOURCES = ("network", "seasonal naive", *BASELINE_NAMES)
 N_SEASONS = 4  # the memory holds as many
 DEVIATION = math.sqrt(math.pi / 2)  # of a normal error, in units of its mean absolute value
 
-Array = TypeVar("Array", np.ndarray, Tensor)
+Array = Any  # of NumPy or torch
 
 
-class Past(Generic[Array]):
-    """Values before and at each of S steps of B series, with missing ones filled in, and what
-    :meth:`Features.describe` says of them.
+class Past:
+    """Values before and at the last S steps of B series, with missing ones filled in, and what
+    :meth:`Features.describe` says of them. Of NumPy; ``StepPast`` is of torch.
 
     Parameters
     ----------
     z, filled : array of shape (B, K)
         Transformed values up to the last step, as they were given, and with missing ones filled in.
+    n_steps : int
+        S.
 
     Attributes
     ----------
@@ -57,49 +58,50 @@ class Past(Generic[Array]):
         ``scale`` is 1.
     """
 
-    xp: Any
+    xp: Any = np  # of the class: modules cannot be pickled
     naive: Array
     level: Array
     scale: Array
     known: Array
 
-    def __init__(self, z: Array, filled: Array) -> None:
-        self.z: Array = z
-        self.filled: Array = filled
+    def __init__(self, z: Array, filled: Array, n_steps: int) -> None:
+        self.z = z
+        self.filled = filled
+        self.n_steps = n_steps
+        # of all K steps, by their length: several features need the same mean
+        self._means: dict[int, np.ndarray] = {}
 
     def recent(self, n: int) -> Array:
-        """Return the last ``n`` values at each step: (B, S, n)."""
-        raise NotImplementedError
+        """Return the last ``n`` values at each step, (B, S, n), without a copy."""
+        views = sliding_window_view(self.filled, n, axis=1)
+        return views[:, -self.n_steps :]
 
     def at(self, offsets: np.ndarray) -> Array:
         """Return the values at ``step + offset`` for each offset, 0 or less: (B, S, offsets)."""
-        raise NotImplementedError
+        lowest = int(offsets.min())
+        return self.recent(1 - lowest)[:, :, offsets - lowest]
 
     def back(self, n: int) -> Array:
         """Return the value ``n`` steps before each step: (B, S)."""
-        raise NotImplementedError
+        return self._shifted(self.filled, n)
 
     def any_missing(self, values: Array) -> bool:
         """Whether formulas must treat missing values; always true where a graph is traced."""
-        raise NotImplementedError
-
-    def mean_of(self, values: Array, n: int, back: int = 0) -> Array:
-        """Return the mean of those values (B, K) that are known among the ``n`` up to ``back``
-        columns before each step: (B, S), NaN if none is.
-        """
-        raise NotImplementedError
+        return bool(np.isnan(values).any())
 
     def mean(self, n: int, back: int = 0) -> Array:
         """Return the mean of the known values in the ``n`` steps up to ``back`` steps before each
         step: (B, S), NaN if there are none.
         """
-        return self.mean_of(self.filled, n, back)
+        if n not in self._means:
+            self._means[n] = rolling_mean(self.filled, n)
+        return self._shifted(self._means[n], back)
 
-    def slope(self, n: int) -> Array:
-        """Return the mean change from step to step in the last ``n`` steps, of values that are
-        known or filled in: (B, S), NaN if there are none.
+    def mean_of(self, values: Array, n: int) -> Array:
+        """Return the mean of those values (B, K) that are known among the last ``n`` columns at
+        each step: (B, S), NaN if none is.
         """
-        return self.mean_of(changes(self.filled, 1), n)
+        return self._shifted(rolling_mean(values, n), 0)
 
     def mean_change(self, back: int, n: int) -> Array:
         """Return the mean absolute change over ``back`` steps in the last ``n`` steps: (B, S).
@@ -107,6 +109,19 @@ class Past(Generic[Array]):
         Only values that were given count, not those that were filled in. NaN if there are none.
         """
         return self.mean_of(abs(changes(self.z, back)), n)
+
+    def _shifted(self, values: np.ndarray, back: int) -> np.ndarray:
+        """Return ``values`` (B, K) ``back`` steps before each step; NaN before the first column."""
+        # columns before the first one are reached where a window has no steps before it
+        stop = values.shape[1] - back
+        start = stop - self.n_steps
+        if start >= 0:
+            return values[:, start:stop]
+        shape = (len(values), self.n_steps)
+        out = np.full(shape, np.nan)
+        if stop > 0:
+            out[:, -stop:] = values[:, :stop]
+        return out
 
 
 def changes(values: Array, back: int) -> Array:
@@ -211,15 +226,15 @@ class Features:
             )
         return np.log(values)
 
-    def past(self, z: np.ndarray, n_steps: int) -> WindowPast:
+    def past(self, z: np.ndarray, n_steps: int) -> Past:
         """Compute the past of the last ``n_steps`` of transformed values (B, K), with the steps
         before.
         """
-        past = WindowPast(z, self._fill_missing(z), n_steps)
+        past = Past(z, self._fill_missing(z), n_steps)
         self.describe(past)
         return past
 
-    def inputs(self, past: Past[np.ndarray], out: np.ndarray) -> None:
+    def inputs(self, past: Past, out: np.ndarray) -> None:
         """Write the inputs of each step to ``out``, of shape (B, S, n_inputs)."""
         start = 0
         for columns in self.input_columns(past):
@@ -232,7 +247,7 @@ class Features:
         if not past.known.all():
             out[~past.known] = 0.0
 
-    def describe(self, past: Past[Array]) -> None:
+    def describe(self, past: Past) -> None:
         """Compute level, scale and seasonal naive forecast at each step."""
         xp = past.xp
         scale = past.mean_change(self.season, self.memory)
@@ -260,7 +275,7 @@ class Features:
         past.scale = scale
         past.known = known
 
-    def input_columns(self, past: Past[Array]) -> Iterator[Array]:
+    def input_columns(self, past: Past) -> Iterator[Array]:
         """Yield the inputs in order, in groups of columns (B, S, n); not clipped, NaN where
         missing.
         """
@@ -284,7 +299,7 @@ class Features:
 
     def _lagged_columns(
         self,
-        past: Past[Array],
+        past: Past,
         inverse: Array,
     ) -> Iterator[Array]:
         """Yield how each forecast step's value a few long seasons ago differed from its level then,
@@ -305,14 +320,16 @@ class Features:
             lagged *= inverse
             yield lagged
 
-    def baselines(self, past: Past[Array]) -> Array:
+    def baselines(self, past: Past) -> Array:
         """Return the forecasts of BASELINE_NAMES as differences from the seasonal naive one, in
         units of the scale: (B, S, 6, h). Where a value is missing, the difference is 0.
         """
         xp = past.xp
         naive = past.naive[:, :, None]
         last = past.back(0)[:, :, None]
-        drift = last + past.slope(self.memory)[:, :, None] * xp.arange(1, self.h + 1)
+        # of values that are known or filled in
+        slope = past.mean_of(changes(past.filled, 1), self.memory)
+        drift = last + slope[:, :, None] * xp.arange(1, self.h + 1)
         mean = past.mean(self.memory)[:, :, None]
         long_season = past.at(self.counterparts(self.lag))
         # a graph is traced: few operations on larger arrays
@@ -330,7 +347,7 @@ class Features:
     def denormalised(
         self,
         out: Array,
-        past: Past[Array],
+        past: Past,
         quantiles: Sequence[float],
         correction: Correction | None,
     ) -> Array:
@@ -350,7 +367,7 @@ class Features:
     def widened(
         self,
         z: Array,
-        past: Past[Array],
+        past: Past,
         quantiles: Sequence[float],
     ) -> Array:
         """Return forecasts (B, 1 + Q, h) from one step, in units of the transform, with wider
@@ -412,58 +429,6 @@ class Features:
         origins = last[rows, columns]
         filled[rows, columns] = filled[rows, origins]
         return filled
-
-
-class WindowPast(Past[np.ndarray]):
-    """Past of the last ``n_steps`` steps in NumPy."""
-
-    xp = np  # of the class: modules cannot be pickled
-
-    def __init__(self, z: np.ndarray, filled: np.ndarray, n_steps: int) -> None:
-        super().__init__(z, filled)
-        self.n_steps = n_steps
-        # of all K steps, by their length: several features need the same mean
-        self._means: dict[int, np.ndarray] = {}
-
-    def recent(self, n: int) -> np.ndarray:
-        return self._views(n)
-
-    def at(self, offsets: np.ndarray) -> np.ndarray:
-        lowest = int(offsets.min())
-        views = self._views(1 - lowest)
-        return views[:, :, offsets - lowest]
-
-    def back(self, n: int) -> np.ndarray:
-        return self._shifted(self.filled, n)
-
-    def mean(self, n: int, back: int = 0) -> np.ndarray:
-        if n not in self._means:
-            self._means[n] = rolling_mean(self.filled, n)
-        return self._shifted(self._means[n], back)
-
-    def mean_of(self, values: np.ndarray, n: int, back: int = 0) -> np.ndarray:
-        return self._shifted(rolling_mean(values, n), back)
-
-    def any_missing(self, values: np.ndarray) -> bool:
-        return bool(np.isnan(values).any())
-
-    def _views(self, n: int) -> np.ndarray:
-        """Return the last ``n`` filled values at each step, (B, S, n), without a copy."""
-        views = sliding_window_view(self.filled, n, axis=1)
-        return views[:, -self.n_steps :]
-
-    def _shifted(self, values: np.ndarray, back: int) -> np.ndarray:
-        """Return ``values`` (B, K) ``back`` steps before each step; NaN before the first column."""
-        # columns before the first one are reached where a window has no steps before it
-        stop = values.shape[1] - back
-        start = stop - self.n_steps
-        if start >= 0:
-            return values[:, start:stop]
-        shape = (len(values), self.n_steps)
-        out = np.full(shape, np.nan)
-        if stop > 0:
-            out[:, -stop:] = values[:, :stop]
-        return out
 
 
 @dataclass(frozen=True)

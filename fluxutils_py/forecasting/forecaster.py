@@ -17,6 +17,8 @@ from fluxutils_py.exporting.export_files import check_format
 from fluxutils_py.forecasting.cross_validation import cross_validate
 from fluxutils_py.forecasting.fitted_state import (
     FittedState,
+    History,
+    start_history,
     warn_short_series,
 )
 from fluxutils_py.forecasting.forecaster_export import check_forecaster_export, export_forecaster
@@ -34,32 +36,21 @@ from fluxutils_py.forecasting.forecaster_settings import (
     output_columns,
     sorted_quantiles,
 )
-from fluxutils_py.forecasting.history import History, start_history
 from fluxutils_py.forecasting.model_fitting import fit_panel
 from fluxutils_py.forecasting.outputs import (
     extended_history,
     forecast_any,
     forecast_frame,
     future_frame,
-    require_same_static,
     score_forecasts,
 )
-from fluxutils_py.forecasting.panel_windows import PanelWindows
-from fluxutils_py.forecasting.read_series import check_val_size, read_series
+from fluxutils_py.forecasting.read_series import read_series
 from fluxutils_py.frames.frames import is_frame
 from fluxutils_py.frames.panel import Panel, read_panel
 from fluxutils_py.nn.precision import undisturbed
 from fluxutils_py.parallel import RankGroup, get_communicator
 from fluxutils_py.sklearn_callbacks import begin_fit, nothing, run_with_callbacks
 from fluxutils_py.validation import check_integer
-
-# the ends of the series, or what start_history computes them from
-Origin = History | tuple[PanelWindows, Panel]
-
-
-def _id_type(label: object) -> type:
-    # subclasses of text, such as numpy.str_, may stand with text in one column
-    return str if isinstance(label, str) else type(label)
 
 
 @explains_arguments
@@ -150,8 +141,6 @@ class Forecaster(ForecasterSettings):
         Empty if there was no choice.
     loss_curve_ : tuple of float
         Training loss per epoch, averaged over the networks.
-    validation_loss_curve_ : tuple of float
-        Validation loss per epoch, with ``fit(val_size=)``, else empty.
     correction_ : Correction or None
         ``weights`` (sources, h) of ``SOURCES`` in the point forecast, ``offsets`` and ``spread`` of
         the quantiles, in units of each series' scale, and ``trust``, the share of what the held-out
@@ -159,7 +148,7 @@ class Forecaster(ForecasterSettings):
         warns where the weight that the network earned there is below 0.1, in the mean of the
         horizon.
     history_ : History
-        Ends of the series, from which ``predict`` forecasts; computed on first use after ``fit``.
+        Ends of the series, from which ``predict`` forecasts.
     ids_ : ndarray
         Ids of the series that ``predict`` forecasts; numbers from 0 if the forecaster was fitted on
         an array.
@@ -191,8 +180,7 @@ class Forecaster(ForecasterSettings):
         y: object = None,
         *,
         static_df: object = None,
-        val_size: int = 0,
-        sample_weight: object = None,
+        sample_weight: str | None = None,
         id_col: str = "unique_id",
         time_col: str = "ds",
         target_col: str = "y",
@@ -211,17 +199,10 @@ class Forecaster(ForecasterSettings):
         static_df : data frame, optional
             One row per series with the columns of ``stat_exog_list``. None: ``df`` holds these
             columns.
-        val_size : int
-            Hold out so many steps, at least ``h``, at the end of each series. Nothing is trained
-            on them; training stops when the loss of their forecasts has not fallen for
-            ``n_iter_no_change`` epochs, and the weights with the smallest loss are kept.
-            ``validation_loss_curve_`` has the losses. Forecasts start after them, as without.
-        sample_weight : str or array, optional
-            How much each value counts as a target, of every forecast of it: the name of a column of
-            ``df``, or one weight per row; for an array, of shape (N,), (N, T) or (F, N, T). They
-            are scaled to mean 1 over values of weight above 0. A value of weight 0 has no part in
-            the loss, and is an input like others.
-
+        sample_weight : str, optional
+            Column of ``df`` that says how much each value counts as a target, of every forecast of
+            it. Weights are scaled to mean 1 over values of weight above 0. A value of weight 0 has
+            no part in the loss, and is an input like others.
         id_col, time_col, target_col : str
             Columns of ``df`` with ids, times and targets.
 
@@ -241,7 +222,7 @@ class Forecaster(ForecasterSettings):
             earlier fit stays in any case.
         """
         keys = (id_col, time_col, target_col)
-        run_with_callbacks(self, lambda: self._fit(df, keys, static_df, val_size, sample_weight))
+        run_with_callbacks(self, lambda: self._fit(df, keys, static_df, sample_weight))
         return self
 
     def _fit(
@@ -249,24 +230,23 @@ class Forecaster(ForecasterSettings):
         df: object,
         keys: tuple[str, str, str],
         static_df: object,
-        val_size: int,
-        sample_weight: object,
+        sample_weight: str | None,
     ) -> None:
         with undisturbed(), RankGroup.from_comm(self.comm, "Forecaster.fit") as ranks:
             check_settings(self)
-            check_val_size(val_size, int(self.h))
             columns = columns_of(self, *keys)
             panel = read_series(
                 df, columns, self.freq, static_df=static_df, sample_weight=sample_weight
             )
-            ranks.require_equal(course_of_fit(self) | {"val_size": val_size})
+            ranks.require_equal(course_of_fit(self))
             end_fit = nothing
             if ranks.rank == 0:
                 end_fit = begin_fit(self, df, n_epochs=None, fitted=None)
             # before any attribute changes: after an error the earlier fit stays
-            state, windows = fit_panel(self, columns, ranks, panel, val_size)
+            state, windows = fit_panel(self, columns, ranks, panel)
+            history = start_history(state.models, windows, panel)
         self.state_ = state
-        self._origin: Origin = (windows, panel)
+        self.history_ = history
         end_fit()
 
     @undisturbed()
@@ -288,12 +268,7 @@ class Forecaster(ForecasterSettings):
             Series to forecast, with any ids, each from its end. The network first reads all their
             past. None: the series of ``fit`` and :meth:`update`.
         h : int, optional
-            Number of steps. None: the ``h`` that the forecaster was trained on. Fewer are the first
-            of these. More are forecast by recursion: the median of the steps before (the point
-            forecast, if 0.5 is none of ``quantiles``) takes the place of values, and the network
-            forecasts the next ``h`` from there; past covariates keep their last values. The
-            quantiles of later steps do not contain the error of the ones before, and are too
-            narrow; a warning says so.
+            Number of steps, the first of those that the forecaster was trained on. None: all.
         level : sequence of float, optional
             Bands to return, in per cent, such as [80, 90]: columns ``Forecaster-lo-80`` and
             ``Forecaster-hi-80``, which are the trained quantiles 0.1 and 0.9.
@@ -353,10 +328,14 @@ class Forecaster(ForecasterSettings):
                     f"with {known.shape} features and series"
                 )
             panel = replace(panel, first=known.lengths)  # its steps follow
-        # what cannot follow is refused: the stored series would be unusable from then on
-        self._require_ids(panel.ids, known.ids)
-        require_same_static(fitted, history, panel, static_df)
-        longer, series = extended_history(fitted, history, panel, df)
+        # one column of a frame may not hold both: the stored series would be unusable from then on
+        types = {type(label) for label in panel.ids} - {type(label) for label in known.ids}
+        if types:
+            raise DataError(
+                f"column {fitted.columns.id!r} of df holds {types.pop().__name__}, and held "
+                f"{type(known.ids[0]).__name__} when the forecaster was fitted; convert the ids"
+            )
+        longer, series = extended_history(fitted, history, panel)
         self.history_ = longer
         warn_short_series(fitted.features.season, longer.lengths, longer.panel.ids, series)
         return self
@@ -430,11 +409,6 @@ class Forecaster(ForecasterSettings):
             outputs = output_columns(trained, level, quantiles)
             walk = {"n_windows": n_windows, "step_size": step_size, "refit": refit}
             ranks.require_equal(walk | course_of_fit(settings))
-            if not is_frame(df):
-                raise DataError(
-                    "cross_validation takes a data frame; for an array (F, N, T), cut off steps "
-                    "and predict"
-                )
             columns = columns_of(self, id_col, time_col, target_col)
             if fitted is not None:
                 columns = fitted.columns
@@ -545,7 +519,8 @@ class Forecaster(ForecasterSettings):
                 f"the times of column {fitted.columns.time!r} must have a time zone if those of "
                 "fit had one"
             )
-        fitted.require_modelled(panel)
+        # raises DataError where a value has no logarithm, before anything is taken
+        fitted.features.forward(panel.values[fitted.columns.target])
         return panel
 
     def _history_of(self, df: object, static_df: object) -> History:
@@ -564,33 +539,6 @@ class Forecaster(ForecasterSettings):
         warn_short_series(fitted.features.season, history.lengths, panel.ids)
         return history
 
-    def _require_ids(self, ids: np.ndarray, known: np.ndarray) -> None:
-        """Raise DataError if a new id is of a type that no stored one has: one column may not hold
-        both.
-        """
-        stored = set(known)
-        # frames of polars and pyarrow have columns of one type, and predict returns them
-        types = {_id_type(label) for label in known}
-        odd = [label for label in ids if label not in stored and _id_type(label) not in types]
-        if odd:
-            raise DataError(
-                f"column {self.state_.columns.id!r} of df holds {type(odd[0]).__name__} such as "
-                f"{odd[0]!r}, and held {type(known[0]).__name__} such as {known[0]!r} when the "
-                "forecaster was fitted; convert the ids"
-            )
-
-    @property
-    def history_(self) -> History:
-        """Ends of the series."""
-        # computed on first use after a fit: many forecasters are only scored by cross-validation
-        if isinstance(self._origin, tuple):
-            self._origin = start_history(self.models_, *self._origin)
-        return self._origin
-
-    @history_.setter
-    def history_(self, history: History) -> None:
-        self._origin = history
-
     @property
     def ids_(self) -> np.ndarray:
         return self.history_.panel.ids
@@ -604,5 +552,4 @@ class Forecaster(ForecasterSettings):
     models_ = property(lambda self: self.state_.models)
     correction_ = property(lambda self: self.state_.correction)
     loss_curve_ = property(lambda self: self.state_.loss_curve)
-    validation_loss_curve_ = property(lambda self: self.state_.validation_loss_curve)
     network_errors_ = property(lambda self: self.state_.network_errors)

@@ -5,7 +5,6 @@ compare the files with them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,8 +17,7 @@ from fluxutils_py.exporting.graph import Graph
 from fluxutils_py.exporting.steps import InitialState, ModelStep
 from fluxutils_py.forecasting.channels import Covariate
 from fluxutils_py.forecasting.features import LARGEST, SEASONS_BACK, Past
-from fluxutils_py.forecasting.fitted_state import FittedState
-from fluxutils_py.forecasting.history import forecasts_along
+from fluxutils_py.forecasting.fitted_state import FittedState, forecasts_along
 from fluxutils_py.forecasting.networks import Ensemble
 from fluxutils_py.forecasting.panel_windows import PanelWindows
 from fluxutils_py.frames.panel import Panel
@@ -114,7 +112,7 @@ class ForecastStep(nn.Module):
         kept = dict(zip(self.kept, tensors[first_state:first_network], strict=True))
         kept = self._next_kept(kept, xs)
         z, filled = kept["values"].unbind()
-        past = StepPast(z, filled)
+        past = StepPast(z, filled, 1)
         self.features.describe(past)
         inputs = self._network_inputs(past, xs, kept)
         out, *next_states = self.network(inputs, *tensors[first_network:])
@@ -202,10 +200,8 @@ class ForecastStep(nn.Module):
             before = kept["known"][..., torch.from_numpy(offsets)]
             ahead = torch.cat([xs["known"][..., 1:], before], -1)
             parts.append(ahead.flatten(-2).nan_to_num())
-        # base and scale, which only the loss in training reads
-        n_unused = self.channels.h * self.channels.base + 1
-        unused = torch.zeros_like(past.level)
-        parts.append(unused.expand(-1, n_unused))
+        # the scale, which only the loss in training reads
+        parts.append(torch.zeros_like(past.level))
         return torch.cat(parts, -1).to(self.dtype)
 
     def _forecasts(self, past: StepPast, out: Tensor) -> Tensor:
@@ -219,33 +215,36 @@ class ForecastStep(nn.Module):
         return self.features.denormalised(mean, past, self.quantiles, self.correction)
 
 
-class StepPast(Past[Tensor]):
+class StepPast(Past):
     """Past of one step in torch: S is 1."""
 
     xp = torch
 
-    def __init__(self, z: Tensor, filled: Tensor) -> None:
-        super().__init__(z, filled)
-        self.n_kept = filled.shape[1]
-
     def recent(self, n: int) -> Tensor:
-        last = self.filled.narrow(1, self.n_kept - n, n)
-        return last.unsqueeze(1)
+        return self._last(self.filled, n).unsqueeze(1)
 
     def at(self, offsets: np.ndarray) -> Tensor:
         # index_select: a graph keeps it as one operation
-        positions = torch.from_numpy(self.n_kept - 1 + offsets)
+        positions = torch.from_numpy(self.filled.shape[1] - 1 + offsets)
         return self.filled.index_select(1, positions).unsqueeze(1)
 
     def back(self, n: int) -> Tensor:
-        column = self.n_kept - 1 - n
-        return self.filled.narrow(1, column, 1)
+        return self._last(self.filled, 1, n)
 
-    def mean_of(self, values: Tensor, n: int, back: int = 0) -> Tensor:
-        stop = values.shape[1] - back
+    def mean(self, n: int, back: int = 0) -> Tensor:
+        return self._mean_of_all(self._last(self.filled, n, back))
+
+    def mean_of(self, values: Tensor, n: int) -> Tensor:
+        return self._mean_of_all(self._last(values, n))
+
+    def _last(self, values: Tensor, n: int, back: int = 0) -> Tensor:
+        """Return ``n`` columns, or fewer, up to ``back`` columns before the last one."""
+        stop = max(0, values.shape[1] - back)
         # narrow: slices with negative bounds would wrap around
         start = max(0, stop - n)
-        part = values.narrow(1, start, max(0, stop) - start)
+        return values.narrow(1, start, stop - start)
+
+    def _mean_of_all(self, part: Tensor) -> Tensor:
         known = ~part.isnan()
         total = torch.where(known, part, 0.0).sum(-1, keepdim=True)
         return total / known.sum(-1, keepdim=True)
@@ -266,7 +265,10 @@ def export_forecaster(
     # of one series: only their sizes and types matter
     inputs = [torch.ones(n, dtype=torch.float64) for n in step.inputs.values()]
     covariates = {
-        name: [_describe_covariate(c) for c in group]
+        name: [
+            {"name": c.name, "categories": c.categories and [*map(str, c.categories)]}
+            for c in group
+        ]
         for name, group in fitted.channels.groups.items()
     }
     metadata = {
@@ -281,14 +283,6 @@ def export_forecaster(
     if get_communicator(comm).rank == 0:
         graph = Graph(inputs, steps=[step])
         write_graph(path, graph, format, list(step.inputs), fitted.names, metadata)
-
-
-def _describe_covariate(covariate: Covariate) -> dict[str, Any]:
-    categories = covariate.categories
-    return {
-        "name": covariate.name,
-        "categories": None if categories is None else [str(c) for c in categories],
-    }
 
 
 def check_forecaster_export(
@@ -310,36 +304,23 @@ def check_forecaster_export(
     # short series have fewer steps than are compared
     origins = np.unique(origins.astype(int), axis=1)
     outputs = _run_file(path, windows)
-    expected = forecasts_along(fitted, windows, origins)
-    largest = 0.0
-    for at, want in zip(origins.T, expected, strict=True):
-        got = outputs[at, np.arange(len(at))]
-        got = got.reshape(want.shape)
-        away = _relative_differences(got, want)
-        worst = float(away.max())
-        if worst > tolerance:
-            n, i, k = np.unravel_index(away.argmax(), away.shape)
-            raise ExportError(
-                f"{path}: {fitted.names[i]} of series {panel.ids[n]!r} is "
-                f"{got[n, i, k]:.7g} {k + 1} steps after step {at[n]}, that of the forecaster is "
-                f"{want[n, i, k]:.7g}: a relative difference of {worst:.1e}, above {tolerance:.1e}"
-            )
-        largest = max(largest, worst)
-    return largest
-
-
-def _relative_differences(got: np.ndarray, want: np.ndarray) -> np.ndarray:
-    """Return the differences of forecasts (N, outputs, h), relative to the largest of each series.
-
-    0 where both are NaN, infinite where one is.
-    """
-    largest = np.nanmax(np.abs(want), axis=(1, 2), initial=0.0)
-    # of the whole series: a value near 0 has few exact digits
-    scale = np.maximum(1.0, largest)[:, None, None]
+    want = np.stack(list(forecasts_along(fitted, windows, origins)))  # (W, N, outputs, h)
+    got = outputs[origins.T, np.arange(len(lengths))].reshape(want.shape)
+    # relative to the largest of each series: a value near 0 has few exact digits
+    largest = np.nanmax(np.abs(want), axis=(2, 3), initial=1.0)[:, :, None, None]
     both_missing = np.isnan(got) & np.isnan(want)
-    away = np.abs(got - want) / scale
-    away = np.where(both_missing, 0.0, away)
-    return np.nan_to_num(away, nan=np.inf)
+    # NaN in one of them alone is infinitely far
+    away = np.nan_to_num(np.abs(got - want) / largest, nan=np.inf)
+    away[both_missing] = 0.0
+    worst = float(away.max())
+    if worst > tolerance:
+        at, n, i, k = np.unravel_index(away.argmax(), away.shape)
+        raise ExportError(
+            f"{path}: {fitted.names[i]} of series {panel.ids[n]!r} is {got[at, n, i, k]:.7g} "
+            f"{k + 1} steps after step {origins[n, at]}, that of the forecaster is "
+            f"{want[at, n, i, k]:.7g}: a relative difference of {worst:.1e}, above {tolerance:.1e}"
+        )
+    return worst
 
 
 def _run_file(path: Path, windows: PanelWindows) -> np.ndarray:
@@ -372,7 +353,6 @@ def _file_inputs(windows: PanelWindows, n_steps: int) -> list[np.ndarray]:
     if past:
         inputs.append(_unscaled(channels.hist, np.stack(past)).transpose(2, 1, 0))
     if channels.stat:
-        assert windows.static is not None
         # static covariates are inputs of every step of the file
         static = _unscaled(channels.stat, windows.static.T[:, :, None])
         inputs.append(np.repeat(static.transpose(2, 1, 0), n_steps, 0))

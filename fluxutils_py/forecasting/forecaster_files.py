@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import asdict, fields, is_dataclass, replace
@@ -20,10 +20,8 @@ from fluxutils_py.estimator.bounded_building import build_bounded
 from fluxutils_py.estimator.building import build_model, check_device
 from fluxutils_py.estimator.persistence import read_dtype
 from fluxutils_py.exporting.export_files import Path
-from fluxutils_py.forecasting.features import SOURCES, Correction
-from fluxutils_py.forecasting.fitted_state import FittedState
-from fluxutils_py.forecasting.forecaster_settings import ForecasterSettings, with_size
-from fluxutils_py.forecasting.history import History
+from fluxutils_py.forecasting.fitted_state import FittedState, History
+from fluxutils_py.forecasting.forecaster_settings import ForecasterSettings
 from fluxutils_py.forecasting.model_fitting import make_network
 from fluxutils_py.forecasting.read_series import STEPS
 from fluxutils_py.frames.frames import require
@@ -50,7 +48,8 @@ def save_forecaster(
     assert isinstance(head, nn.Linear)
     loss = state.loss_name if isinstance(state.loss_name, str) else None
     # values are in the tail, and networks need their settings
-    panel = replace(history.panel, values={}, static={}, types=_texts(history.panel.types))
+    types = {name: repr(dtype) for name, dtype in history.panel.types.items()}
+    panel = replace(history.panel, values={}, static={}, types=types)
     content = {
         "kind": KIND,
         "format": FORMAT,
@@ -137,17 +136,20 @@ def load_state(
         history.panel = replace(history.panel, types=types)
         if state.loss_name is None:  # code, which the user gives again
             state = replace(state, loss_name=settings.loss)
-        _check_shapes(state.correction, state)
-        as_fitted = copy(settings)
-        if as_fitted.hidden_size is None:
-            as_fitted.hidden_size = int(content["hidden_size"])
-        sized = with_size(as_fitted, 0)
+        sized = copy(settings)
+        sized.hidden_size = settings.hidden_size or int(content["hidden_size"])
         dtype = read_dtype(content["dtype"], path)
 
         def build() -> nn.Module:
             return build_model(make_network(sized, state), None, None, dtype, None)
 
-        models = [_load_network(stored, settings, build, path) for stored in content["models"]]
+        device = check_device(settings.device)
+        models = []
+        for stored in content["models"]:
+            # before memory is used: the sizes in the file may be wrong
+            model = build_bounded(build, stored, path).to(device)
+            model.load_state_dict(stored)
+            models.append(model.eval())
         return replace(state, models=tuple(models)), history
 
 
@@ -161,28 +163,6 @@ def _damage_is_an_error(path: Path) -> Iterator[None]:
     # a missing key, a wrong type, shape or number
     except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
         raise LoadError(f"{path} is damaged ({type(error).__name__}: {error})") from error
-
-
-def _check_shapes(correction: Correction | None, state: FittedState) -> None:
-    if correction is None:
-        return
-    h = state.h
-    shapes = {name: array.shape for name, array in vars(correction).items()}
-    of_steps = {"spread": (h,), "trust": (h,)}
-    if shapes != of_steps | {"weights": (len(SOURCES), h), "offsets": (state.n_quantiles, h)}:
-        raise ValueError(f"the correction has shapes {shapes}")
-
-
-def _load_network(
-    stored: dict[str, Tensor],
-    settings: ForecasterSettings,
-    build: Callable[[], nn.Module],
-    path: Path,
-) -> nn.Module:
-    # before memory is used: the sizes in the file may be wrong
-    model = build_bounded(build, stored, path).to(check_device(settings.device))
-    model.load_state_dict(stored)
-    return model.eval()
 
 
 # -- plain data ------------------------------------------------------------------------------------
@@ -207,17 +187,10 @@ def _to_plain(value: Any) -> Any:
         return {k: _to_plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple | np.ndarray):
         return [_to_plain(v) for v in value]
-    return _plain_scalar(value)
-
-
-def _plain_scalar(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, str):
         return str.__str__(value)  # of an enumeration: its value, not its name
-    for plain_type in (bool, int, float):  # in this order: a boolean is an integer too
-        if isinstance(value, plain_type):
-            return plain_type(value)
     return value
 
 
@@ -240,10 +213,6 @@ def _as_type(hint: Any, value: Any) -> Any:
     if hint is np.ndarray:
         return value.numpy() if isinstance(value, Tensor) else np.array(value, object)
     return value
-
-
-def _texts(types: Mapping[str, Any]) -> dict[str, str]:
-    return {name: repr(dtype) for name, dtype in types.items()}
 
 
 def _parse_type(text: str) -> Any:
@@ -277,7 +246,6 @@ SAME = (
     "correction",
     "loss_name",
     "loss_curve",
-    "validation_loss_curve",
     "network",
     "network_errors",
 )
@@ -295,7 +263,7 @@ def _of_0_2_0(content: dict[str, Any], path: Path) -> dict[str, Any]:
     columns = {group: settings[f"{group}_exog_list"] for group in GROUPS}
     columns |= {"id": old["id_col"], "time": old["time_col"], "target": old["target_col"]}
     state = {name: content[name] for name in SAME}
-    sizes = {name: content["channels"][name] for name in ("h", "history", "base")}
+    sizes = {name: content["channels"][name] for name in ("h", "history")}
     state |= {"channels": sizes | covariates, "columns": columns}
     state["frequency"] = panel["frequency"]
     state["quantiles"] = sorted(map(float, settings["quantiles"]))
@@ -322,10 +290,7 @@ def _panel_of_0_2_0(content: dict[str, Any], path: Path) -> dict[str, Any]:
         panel = {"ids": list(range(len(lengths))), "first": torch.zeros_like(lengths)}
         panel |= {"zone": None, "backend": "pandas", "types": {}}
     elif len(frequency.pop("times")):
-        raise LoadError(
-            f"{path}: its freq={frequency['text']!r} is not supported any more: fit again, with "
-            "numbers of the times in a column of integers"
-        )
+        raise LoadError(f"{path}: freq={frequency['text']!r} is not supported any more: fit again")
     panel |= {"lengths": lengths, "values": {}, "static": {}, "frequency": frequency}
     return panel | {"shape": content["shape"]}
 

@@ -77,8 +77,6 @@ def check_settings(settings: ForecasterSettings) -> None:
     for name in ("hidden_size", "max_steps", "n_models"):
         check_integer(name, getattr(settings, name), 1, optional=True, error=SpecError)
     check_positive("lr", settings.lr, error=SpecError)
-    if not isinstance(settings.calibrate, bool | np.bool_):
-        raise SpecError(f"calibrate must be True or False, got {settings.calibrate!r}")
     if settings.transform not in ("auto", *TRANSFORMS):
         raise SpecError(f"transform must be 'auto', 'log' or 'none', got {settings.transform!r}")
     _check_loss(settings.loss)
@@ -186,12 +184,9 @@ def course_of_fit(settings: ForecasterSettings) -> dict[str, str]:
 def _describe(value: object) -> str:
     """Return a text that is the same in every process; of code only its name."""
     if isinstance(value, list | tuple | np.ndarray):
-        return str([_describe(v) for v in value])
-    if isinstance(value, type) or hasattr(value, "__qualname__"):
-        return str(value.__qualname__)
-    # an address in memory differs from process to process
-    if callable(value) and " at 0x" in repr(value):
-        return type(value).__name__
+        return str([*map(str, value)])
+    if callable(value):  # an address in memory differs from process to process
+        return str(getattr(value, "__qualname__", type(value).__name__))
     return str(value)
 
 
@@ -277,14 +272,6 @@ def check_output_names(columns: Columns, outputs: Iterable[str]) -> None:
     """Raise SpecError if a column that cross-validation adds has the name of a column of the user,
     since one frame holds both.
     """
-    added = [*outputs, "cutoff"]
-    for argument, name in (
-        ("id_col", columns.id),
-        ("time_col", columns.time),
-        ("target_col", columns.target),
-    ):
-        if name in added:
-            raise SpecError(
-                f"{argument}={name!r} is the name of a column that the forecasts have "
-                f"({', '.join(added)}); rename the column of the data"
-            )
+    equal = {columns.id, columns.time, columns.target} & {*outputs, "cutoff"}
+    if equal:
+        raise SpecError(f"forecasts have a column {equal.pop()!r}; rename that of the data")

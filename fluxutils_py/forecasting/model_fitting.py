@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 from fluxutils_py.auto.sequence_estimators import CELLS
 from fluxutils_py.data.digest import digest_arrays
 from fluxutils_py.data.segments import Segments
-from fluxutils_py.errors import DataError, RankError, warn
+from fluxutils_py.errors import DataError, RankError, SpecError, warn
 from fluxutils_py.estimator import Estimator, Spec
 from fluxutils_py.estimator.building import build_model
 from fluxutils_py.estimator.fitting import run_fit
@@ -25,11 +24,10 @@ from fluxutils_py.forecasting.calibration import HeldOutEnd, learn_correction, w
 from fluxutils_py.forecasting.channels import Channels, fit_covariates
 from fluxutils_py.forecasting.feature_choice import (
     choose_features,
-    find_season,
     season_within,
     usual_season,
 )
-from fluxutils_py.forecasting.features import SOURCES, Correction
+from fluxutils_py.forecasting.features import Correction
 from fluxutils_py.forecasting.fitted_state import (
     FittedState,
     warn_short_series,
@@ -54,7 +52,6 @@ from fluxutils_py.forecasting.networks import (
     Ensemble,
     ForecastLoss,
     SegmentModel,
-    recurrent_body,
 )
 from fluxutils_py.forecasting.panel_windows import (
     OriginArray,
@@ -62,7 +59,7 @@ from fluxutils_py.forecasting.panel_windows import (
     PanelWindows,
     WindowArray,
 )
-from fluxutils_py.forecasting.read_series import equal_weights, target_weights, training_part
+from fluxutils_py.forecasting.read_series import target_weights
 from fluxutils_py.frames.panel import Columns, Panel
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.reporting.progress import say_stage
@@ -89,24 +86,25 @@ def fit_panel(
     columns: Columns,
     ranks: RankGroup,
     panel: Panel,
-    val_size: int = 0,
 ) -> tuple[FittedState, PanelWindows]:
     """Choose features and train networks on a panel, which all ranks have; return what was learnt
     and the windows of the panel.
     """
     require_same_series(ranks, panel)
-    _require_two_steps(panel)
-    # all that is chosen or learnt is so from this part alone
-    training = training_part(panel, val_size)
-    fitted = choose_inputs(settings, columns, training)
-    lengths = training.lengths
+    if panel.lengths.max() < 2:
+        raise DataError(
+            f"there is nothing to learn from: none of {panel.n_series} series has two steps; an "
+            "array is (F, N, T): transpose it if time comes first, as with df.transpose(2, 1, 0)"
+        )
+    fitted = choose_inputs(settings, columns, panel)
+    lengths = panel.lengths
+    weights = target_weights(panel)
     sized = with_size(settings, int(lengths.sum()))
     sized.callbacks = [*as_callbacks(settings.callbacks), *hooks_of(settings)]
-    is_weighted = val_size > 0 or target_weights(training) is not None
-    candidates = {
-        kind: LearningData.of(with_network(fitted, kind, lengths), training, panel, val_size)
-        for kind in candidate_networks(settings, lengths, fitted, is_weighted)
-    }
+    candidates = {}
+    for kind in candidate_networks(settings, lengths, fitted, weights is not None):
+        inputs = with_network(fitted, kind, lengths)
+        candidates[kind] = LearningData(inputs, inputs.windows(panel), weights)
     ends: dict[str, HeldOutEnd | None] = {}
     if len(candidates) > 1:
         for kind, data in candidates.items():
@@ -114,7 +112,6 @@ def fit_panel(
             ends[kind] = _held_out_end(sized, data, ranks, epochs * n_windows)
     errors = network_errors_of(ends, fitted.loss_name, ranks)
     best = best_network(errors) if errors else next(iter(candidates))
-    _say_choice(settings, ranks, best, errors)
     data = candidates[best]
     est = fit_models(sized, data, ranks)
     correction = None
@@ -129,13 +126,12 @@ def fit_panel(
         models=tuple(est.model_.members),
         correction=correction,
         loss_curve=tuple(value / n_models for value in est.loss_curve_),
-        validation_loss_curve=tuple(value / n_models for value in est.validation_loss_curve_),
         network_errors=errors,
     )
     warn_long_horizon(fitted.h, lengths)
-    warn_short_series(fitted.features.season, lengths, training.ids)
+    warn_short_series(fitted.features.season, lengths, panel.ids)
     warn_little_learnt(correction, int(sized.max_steps))
-    return fitted, data.whole
+    return fitted, data.windows
 
 
 def choose_inputs(settings: ForecasterSettings, columns: Columns, panel: Panel) -> FittedState:
@@ -144,12 +140,6 @@ def choose_inputs(settings: ForecasterSettings, columns: Columns, panel: Panel) 
     season, long_season = seasons_of(settings)
     if season is None:
         season = season_within(usual_season(panel.frequency), int(source.lengths.max()))
-        if season == 1 and (found := find_season(source)) is not None:
-            warn(
-                f"season_length is 1, since the times do not say how long a season is, but the "
-                f"values repeat every {found} steps; set season_length={found}, or 1 if that is "
-                "meant"
-            )
     loss = settings.loss
     transform = settings.transform
     if transform == "auto" and loss == "mse":
@@ -157,15 +147,16 @@ def choose_inputs(settings: ForecasterSettings, columns: Columns, panel: Panel) 
     features = choose_features(
         source, int(settings.h), int(season), long_season, transform, panel.ids
     )
-    # these losses compare values, for which they add the seasonal naive forecast
-    base = loss == "mase" if features.log else loss == "smape"
+    if loss == "smape" and not features.log:
+        raise SpecError(
+            "loss='smape' compares logarithms, which are not modelled here; use loss='mae'"
+        )
     channels = Channels(
         features.h,
         features.n_inputs,
         hist=fit_covariates(columns.hist, panel.values),
         stat=fit_covariates(columns.stat, panel.static),
         futr=fit_covariates(columns.futr, panel.values),
-        base=base,
     )
     if loss == "auto":
         loss = "smape" if features.log else "mae"
@@ -175,59 +166,20 @@ def choose_inputs(settings: ForecasterSettings, columns: Columns, panel: Panel) 
 
 @dataclass(frozen=True)
 class LearningData:
-    """What networks learn from, and are validated on.
+    """What networks learn from.
 
     Attributes
     ----------
     fitted : FittedState
         Without networks; its ``network`` says of which kind they are.
     windows : PanelWindows
-        Of the training part.
-    whole : PanelWindows
-        Of the whole series.
     weights : PackedSeries or None
         Of the targets, see ``target_weights``.
-    validation : tuple or None
-        Inputs and targets of the whole series, with targets only in the part that is held out.
     """
 
     fitted: FittedState
     windows: PanelWindows
-    whole: PanelWindows
-    weights: PackedSeries | None = None
-    validation: tuple[Any, ...] | None = None
-
-    @classmethod
-    def of(
-        cls,
-        fitted: FittedState,
-        training: Panel,
-        panel: Panel,
-        val_size: int,
-    ) -> LearningData:
-        windows = fitted.windows(training)
-        weights = target_weights(training)
-        if not val_size:
-            return cls(fitted, windows, windows, weights)
-        of_all = target_weights(panel)
-        # both or none: they are channels of the targets
-        if weights is not None and of_all is None:
-            of_all = equal_weights(panel)
-        if of_all is not None and weights is None:
-            weights = equal_weights(training)
-        whole = fitted.windows(panel)
-        lengths = whole.source.lengths
-        # the first forecast that is validated is that at the end of the training part
-        first = np.maximum(lengths - val_size - 1, 0)
-        if fitted.network == SEGMENTS:
-            at_origins = (
-                OriginArray(whole, "inputs", first, lengths - 1),
-                OriginArray(whole, "targets", first, lengths - 1, weights=of_all),
-            )
-            return cls(fitted, windows, whole, weights, at_origins)
-        x = WindowArray(whole, "inputs")
-        y = WindowArray(whole, "targets", first, weights=of_all)
-        return cls(fitted, windows, whole, weights, (x, y, None, lengths))
+    weights: PackedSeries | None
 
     def inputs_and_targets(self, most_origins: int) -> tuple[WindowArray, WindowArray]:
         """Return what networks are trained on; those of segments, from at most so many origins."""
@@ -256,15 +208,20 @@ def _held_out_end(
         ranks,
         f"trying network={data.fitted.network!r} on the end of the series, which is held out",
     )
-    # callbacks are of the networks that are kept
+
+    def stop_early(loop: Loop) -> None:
+        # windows without a target count too, as in the schedule
+        if loop.step >= most:
+            loop.stop()
+
+    # the user's callbacks are of the networks that are kept
     quiet = copy(settings)
-    quiet.callbacks = None
+    quiet.callbacks = stop_early
     quiet.verbose = False
     quiet.n_models = min(int(settings.n_models), MODELS_HELD_OUT)
 
     def fit(shortened: PanelWindows) -> list[nn.Module]:
-        part = replace(data, windows=shortened, validation=None)
-        est = fit_models(quiet, part, ranks, most)
+        est = fit_models(quiet, replace(data, windows=shortened), ranks, most)
         return list(est.model_.members)
 
     return walk_held_out_end(data.windows, len(settings.quantiles), fit)
@@ -283,34 +240,6 @@ def _correction_of(
     return learnt
 
 
-def _say_choice(
-    settings: ForecasterSettings,
-    ranks: RankGroup,
-    kind: str,
-    errors: Mapping[str, float],
-) -> None:
-    """Print which kind of network was chosen, and the errors that decided, if ``verbose`` is
-    true.
-    """
-    # "auto" is of progress bars
-    if settings.verbose is True and ranks.rank == 0:
-        said = ", ".join(f"{name} {error:.3f}" for name, error in errors.items())
-        if said:
-            said = f" (errors of the seasonal naive forecast's on the end of the series: {said})"
-        print(f"network={kind!r}{said}")
-
-
-class StopAfter:
-    """Stop training after so many updates."""
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-
-    def on_step(self, loop: Loop) -> None:
-        if loop.step >= self.most:
-            loop.stop()
-
-
 def make_network(
     settings: ForecasterSettings, fitted: FittedState
 ) -> Callable[[], DirectModel | SegmentModel]:
@@ -324,11 +253,14 @@ def make_network(
             DROPOUT,
         )
     network = settings.network
-    if isinstance(network, str):
+
+    def body(n_in: int, n_out: int) -> nn.Module:
+        if not isinstance(network, str):
+            return build_model(network, n_in, n_out, None, None)
         # a file may say that "auto" chose recurrent networks
-        body = recurrent_body(CELLS["lstm" if network in ("auto", RECURRENT) else network], 1)
-    else:
-        body = partial(_custom_body, network)
+        cell = CELLS["lstm" if network in ("auto", RECURRENT) else network]
+        return cell(n_in, n_out, 1, 0.0)
+
     return partial(
         DirectModel,
         body,
@@ -337,10 +269,6 @@ def make_network(
         int(settings.hidden_size),
         DROPOUT,
     )
-
-
-def _custom_body(model: object, n_in: int, n_out: int) -> nn.Module:
-    return build_model(model, n_in, n_out, None, None)
 
 
 def warmup_of(windows: PanelWindows) -> np.ndarray:
@@ -357,44 +285,24 @@ def require_same_series(ranks: RankGroup, panel: Panel) -> None:
     """
     if ranks.is_single:
         return
+    columns = [*panel.values.values(), *panel.static.values()]
+    # the bytes of objects are addresses: labels are compared as text
+    labels = [a.astype(str) if a.dtype == object else a for a in (panel.ids, *columns)]
+    digest = digest_arrays(panel.first, panel.lengths, *labels)
     try:
-        ranks.require_equal(_traits(panel))
+        ranks.require_equal(
+            {
+                "the number of series": panel.n_series,
+                "the frequency": panel.frequency.text,
+                "the series (digest)": digest,
+            }
+        )
     except RankError as error:
         raise RankError(
             f"{error}. A forecaster has no sharded=True, since what it chooses depends on all "
             "series (transform, lags, scales): give all of them on every rank, or set comm=None to "
             "fit a separate forecaster on each rank"
         ) from None
-
-
-def _require_two_steps(panel: Panel) -> None:
-    """Raise DataError if no series has two steps."""
-    if panel.lengths.max() >= 2:
-        return
-    came = ""
-    if panel.shape is not None:
-        came = f"; the array has shape (F, N, T) = {(*panel.shape, int(panel.lengths[0]))}"
-        if panel.n_series > 1:
-            came += ", T steps of N series: transpose it if the steps come first, as with "
-            came += "df.transpose(2, 1, 0)"
-    raise DataError(f"there is nothing to learn from: no series has two steps{came}")
-
-
-def _traits(panel: Panel) -> dict[str, object]:
-    return {
-        "the number of series": panel.n_series,
-        "the ids of the series (digest)": digest_arrays(panel.ids.astype(str)),
-        "the times of the series (digest)": digest_arrays(panel.first, panel.lengths),
-        "the frequency": panel.frequency.text,
-        "the values of the series (digest)": _digest_columns(panel.values),
-        "the static covariates (digest)": _digest_columns(panel.static),
-    }
-
-
-def _digest_columns(columns: dict[str, np.ndarray]) -> str:
-    # the bytes of objects are addresses: categories are compared as text
-    arrays = [v.astype(str) if v.dtype == object else v for v in columns.values()]
-    return digest_arrays(*map(np.asarray, arrays))
 
 
 def fit_models(
@@ -407,11 +315,9 @@ def fit_models(
     dropout.
 
     All networks train on the same windows: cutting these takes a third of the time of one network's
-    step. They make at most ``most_updates``. Learning rates follow one cycle over all updates, and
-    validation loss stops early.
+    step. They make at most ``most_updates``. Learning rates follow one cycle over all updates.
     """
     lengths = data.windows.source.lengths
-    features = data.windows.features
     n_models = int(settings.n_models)
     fitted = data.fitted
     epochs, n_windows = passes_of(settings, data, ranks)
@@ -424,8 +330,6 @@ def fit_models(
     lr = float(settings.lr)
     spec = Spec(
         epochs=epochs,
-        # a rate of one cycle rises first: the loss may rise with it
-        patience=None if data.validation is None else max(3, epochs // 4),
         batchsize=batchsize,
         seqsize=seqsize,
         shuffle=True,
@@ -434,24 +338,21 @@ def fit_models(
         # one more step than there are: the scheduler raises an error after its last one
         lr_schedule=("step", partial(OneCycleLR, max_lr=lr, total_steps=n_updates + 1)),
     )
-    callbacks = as_callbacks(settings.callbacks)
-    if most_updates is not None:
-        callbacks = [*callbacks, StopAfter(most_updates)]
     est = Estimator(
         partial(Ensemble, make_network(settings, fitted), n_models),
-        ForecastLoss(fitted.loss_name, features.h, fitted.quantiles, features.log),
+        ForecastLoss(fitted.loss_name, fitted.h, fitted.quantiles),
         partial(adamw, lr=lr, weight_decay=WEIGHT_DECAY),
         spec,
         comm=ranks,
         device=settings.device,
-        callbacks=callbacks,
+        callbacks=settings.callbacks,
         random_state=settings.random_state,
         verbose=settings.verbose,
     )
     # not est.fit, which warns of few updates: their number is chosen here
     # a mask of no step would only cost time
     same_length = fitted.network == SEGMENTS or (lengths == lengths[0]).all()
-    run_fit(est, x, y, lengths=None if same_length else lengths, validation_data=data.validation)
+    run_fit(est, x, y, lengths=None if same_length else lengths)
     for member in est.model_.members:
         # no series has targets so far ahead
         member.forget_steps(int(lengths.max()) - 1)
@@ -512,15 +413,11 @@ def warn_little_learnt(correction: Correction | None, max_steps: int) -> None:
     if correction is None or max_steps < LEAST_STEPS:
         return
     # of what was learnt, before it was mixed with the network as it is
-    learnt = 1 - (1 - correction.weights[0]) / correction.trust
-    network = learnt.mean()
-    simple = correction.weights[1:].mean(1)
-    if network < LITTLE:
-        best = int(np.argmax(simple))
+    learnt = float((1 - (1 - correction.weights[0]) / correction.trust).mean())
+    if learnt < LITTLE:
         warn(
-            f"the networks earned a weight of {network:.2f} on the held-out ends of the series, in "
-            "the mean of the horizon: nothing was learnt beyond simple forecasts, of which the "
-            f"{SOURCES[1 + best]} has the largest weight, {simple[best]:.2f} (correction_.weights "
-            "has all). Covariates or more series may help; in a random walk nothing more is to "
-            "learn"
+            f"the networks earned a weight of {learnt:.2f} on the held-out ends of the series, in "
+            "the mean of the horizon: nothing was learnt beyond simple forecasts, whose weights "
+            "are in correction_. Covariates or more series may help; in a random walk nothing more "
+            "is to learn"
         )

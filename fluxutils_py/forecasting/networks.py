@@ -23,7 +23,7 @@ from fluxutils_py.nn.losses import unreduced
 from fluxutils_py.nn.model_windows import run_window
 from fluxutils_py.nn.states import recurrent_layers
 
-LOSSES = ("smape", "mae", "mse", "mase")
+LOSSES = ("smape", "mae", "mse")
 SHORTEST, LONGEST = 12, 48  # steps per segment
 MOST_SEGMENTS = 14  # of the past: two weeks of days
 
@@ -37,20 +37,17 @@ class ForecastLoss:
 
     Parameters
     ----------
-    loss : "smape", "mae", "mse", "mase" or callable
-        Error of the point forecast, from outputs and targets in units of each series' scale. A
-        callable is a criterion of torch.
+    loss : "smape", "mae", "mse" or callable
+        Error of the point forecast, from outputs and targets in units of each series' scale;
+        "smape" is of logarithms. A callable is a criterion of torch.
     h : int
     quantiles : tuple of float
         The mean of their pinball losses is added.
-    log : bool
-        Whether the network models logarithms.
     """
 
     loss: Any
     h: int
     quantiles: tuple[float, ...] = ()
-    log: bool = False
 
     def __call__(
         self,
@@ -108,27 +105,13 @@ class ForecastLoss:
             criterion: Callable[..., Tensor] = unreduced(self.loss)
             return criterion(out, ys)
         error = (out - ys).abs()
-        # without logarithms, the targets are in units of the scale already
-        if self.loss == "mae" or (self.loss == "mase" and not self.log):
+        if self.loss == "mae":
             return error
         if self.loss == "mse":
             return error.square()
         # the scale is 0 after the end of a series
         scale = xs[..., -1:].clamp(min=1e-12)
-        # the seasonal naive forecast, in units of the scale
-        base = xs[..., -1 - self.h : -1]
-        if self.loss == "mase":
-            forecast = scale * (base + out)
-            truth = scale * (base + ys)
-            difference = forecast.exp() - truth.exp()
-            return difference.abs() / scale
-        if self.log:
-            share = 20.0 * torch.tanh(0.5 * scale * error)
-        else:
-            forecast = base + out
-            truth = base + ys
-            size = forecast.abs() + truth.abs()
-            share = 20.0 * error / size.clamp(min=1e-6)
+        share = 20.0 * torch.tanh(0.5 * scale * error)
         # the share alone is flat where the forecast is far off
         return share + 0.5 * error
 
@@ -458,12 +441,3 @@ class Ensemble(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         outputs = [member(x) for member in self.members]
         return outputs[0] if len(outputs) == 1 else torch.cat(outputs, -1)
-
-
-def recurrent_body(
-    cell: Callable[..., nn.Module], num_layers: int
-) -> Callable[[int, int], nn.Module]:
-    """Return the ``body`` of a :class:`DirectModel` with recurrent layers; ``cell`` as in
-    ``SequenceRegressor``.
-    """
-    return lambda n_in, n_out: cell(n_in, n_out, num_layers, 0.0)

@@ -13,7 +13,7 @@ from fluxutils_py.data.arrays import DuckArray
 from fluxutils_py.data.indexing import Index
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.forecasting.channels import Channels
-from fluxutils_py.forecasting.features import Features, WindowPast
+from fluxutils_py.forecasting.features import Features, Past
 
 
 class PackedSeries:
@@ -85,7 +85,7 @@ class PanelWindows:
         covariates.
     features : Features
     channels : Channels
-    static : ndarray of shape (N, C), optional
+    static : ndarray of shape (N, C)
         Static covariates.
     ahead : PackedSeries, optional
         Covariates known ahead, as long as the series or longer.
@@ -96,12 +96,10 @@ class PanelWindows:
     source: PackedSeries
     features: Features
     channels: Channels
-    static: np.ndarray | None = None
+    static: np.ndarray
     ahead: PackedSeries | None = None
     # the last window that was cut: its rows and steps, channels and past
-    _cached: tuple[Segments, int, int, np.ndarray, WindowPast] | None = field(
-        default=None, repr=False
-    )
+    _cached: tuple[Segments, int, int, np.ndarray, Past] | None = field(default=None, repr=False)
 
     @property
     def n_series(self) -> int:
@@ -134,9 +132,7 @@ class PanelWindows:
         here = slice(self.lookback, self.lookback + n_steps)
         out = np.empty((len(rows), n_steps, c.total), np.float32)
         self.features.inputs(past, out[:, :, : c.history])
-        current = [*values[1:, :, here]]
-        if self.static is not None:
-            current += [*self.static[rows.series].T[:, :, None]]
+        current = [*values[1:, :, here], *self.static[rows.series].T[:, :, None]]
         if self.ahead is not None:
             first = rows.start + start - self.lookback
             known = self.ahead.cut(rows.series, first, here.stop + c.h)
@@ -150,14 +146,7 @@ class PanelWindows:
                 out[:, :, at] = channel[:, offset : offset + n_steps]
         for at, channel in enumerate(c.in_order(current), start=c.history):
             out[:, :, at] = channel
-        scale = past.scale[:, :, None]
-        if c.base:
-            base = past.naive
-            if self.features.log:
-                base = base - past.level[:, :, None]
-            part = out[:, :, -1 - c.h : -1]
-            np.divide(base, scale, out=part, casting="same_kind")
-        out[:, :, -1:] = scale
+        out[:, :, -1] = past.scale
         # the features have no NaN left, and covariates may be missing
         np.nan_to_num(out[:, :, c.history :], copy=False)
         return out
@@ -188,11 +177,11 @@ class PanelWindows:
         rows: Segments,
         start: int,
         stop: int,
-    ) -> WindowPast:
+    ) -> Past:
         """Return the statistics at these steps of each row."""
         return self._cut(rows, start, stop)[1]
 
-    def _cut(self, rows: Segments, start: int, stop: int) -> tuple[np.ndarray, WindowPast]:
+    def _cut(self, rows: Segments, start: int, stop: int) -> tuple[np.ndarray, Past]:
         """Return the channels (C, B, K) of the source at these steps and ``lookback`` steps before,
         on which features depend, and the past of these steps.
         """
@@ -210,25 +199,6 @@ class PanelWindows:
 
 def _are_same(a: Segments, b: Segments) -> bool:
     return a is b or (np.array_equal(a.series, b.series) and np.array_equal(a.start, b.start))
-
-
-def with_weights(
-    targets: np.ndarray,
-    weights: PackedSeries,
-    series: np.ndarray,
-    first: np.ndarray,
-) -> np.ndarray:
-    """Return targets (B, S, h), from the steps ``first[b]`` of some series on, followed by their
-    weights: (B, S, 2 h). Both are NaN where a target is missing or its weight is 0.
-    """
-    n_steps, h = targets.shape[1:]
-    # of the values that are 1 to h steps later
-    later = weights.cut(series, first + 1, n_steps + h - 1)
-    of_targets = sliding_window_view(later[0], h, axis=1)
-    dead = np.isnan(targets) | (of_targets == 0)
-    both = np.concatenate([targets, of_targets.astype(targets.dtype)], axis=2)
-    both[np.concatenate([dead, dead], axis=2)] = np.nan
-    return both
 
 
 class WindowArray(DuckArray):
@@ -284,7 +254,13 @@ class WindowArray(DuckArray):
             warmup = self.warmup[rows.series]
             out[steps < warmup[:, None]] = np.nan
         if self.weights is not None:
-            out = with_weights(out, self.weights, rows.series, rows.start + start)
+            # of the values that are 1 to h steps later
+            first = rows.start + start + 1
+            later = self.weights.cut(rows.series, first, sum(out.shape[1:]) - 1)
+            weights = sliding_window_view(later[0], out.shape[2], axis=1)
+            dead = np.isnan(out) | (weights == 0)
+            out = np.concatenate([out, weights.astype(out.dtype)], axis=2)
+            out[np.concatenate([dead, dead], axis=2)] = np.nan
         return out.transpose(1, 0, 2)
 
     def read(self, *index: Index) -> np.ndarray:

@@ -28,16 +28,6 @@ def test_categories_are_numbered_from_one_and_new_ones_are_zero():
         assert covariate.channel(np.array(["z", "a"], object)).tolist() == [0, 1]
 
 
-def test_channels_are_told_as_the_values_that_they_were():
-    size, kind = (
-        Covariate.of("size", np.array([0.1, 7.0, 1e6])),
-        Covariate.of("kind", np.array(["b", "a"], object)),
-    )
-    assert [size.describe(code) for code in size.channel(np.array([7.0, 0.3]))] == ["7", "0.3"]
-    assert [kind.describe(code) for code in (1.0, 2.0)] == ["'a'", "'b'"]
-    assert "not there in training" in kind.describe(0.0)
-
-
 def test_columns_that_change_their_kind_are_refused():
     numbers, words = np.array([1.0, 2.0]), np.array(["a", "b"], object)
     with pytest.raises(

@@ -27,7 +27,7 @@ def held_out(rng, errors, width, n_series=60, n_origins=20):
     levels = network[:, :, None] + width * z[:, None]
     outputs = np.concatenate([network[:, :, None], levels], 2)
     origins = np.tile(np.arange(n_origins) * H, (n_series, 1))
-    return HeldOutEnd(outputs, np.stack(baselines, 2), targets, np.arange(n_series), origins)
+    return HeldOutEnd(outputs, np.stack(baselines, 2), targets, origins)
 
 
 def point_only(end):

@@ -11,8 +11,6 @@ from fluxutils_py.forecasting import Forecaster
 from fluxutils_py.forecasting.feature_choice import (
     choose_features,
     choose_lag,
-    find_season,
-    low_counts,
     season_within,
     usual_season,
 )
@@ -45,7 +43,6 @@ def packed(values):
 )
 def test_the_season_of_a_frequency_is_the_usual_one(alias, season):
     assert usual_season(parse_frequency(alias, integer=alias == 3)) == season
-    assert usual_season(None) == 1
 
 
 @pytest.mark.parametrize("weeks", [2, 3, 5, 7])
@@ -95,7 +92,6 @@ def test_one_value_of_an_array_decides_the_transform_wherever_it_is(where, value
     assert choose_features(packed(x), 3, 1, "auto", "auto", IDS).log
     x[where] = value
     source = packed(x)
-    assert low_counts(source).tolist() == np.eye(600, dtype=int)[where[1]].tolist()
     with pytest.warns(UserWarning, match=f"1 of {x.size} values .*series {where[1]}; .*transform"):
         assert not choose_features(source, 3, 1, "auto", "auto", IDS).log
     with pytest.raises(DataError, match=f"smallest is {value:g}.*NaN"):
@@ -176,25 +172,3 @@ def test_data_by_the_second_take_the_season_of_a_minute(small):
     assert fc.features_.season == 60
     assert fc.features_.lookback < 3000
     assert np.isfinite(fc.predict().Forecaster).all()
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_a_season_is_found_where_values_repeat_and_nowhere_else(seed):
-    rng = np.random.default_rng(seed)
-    noise = rng.normal(size=(1, 2, 400))
-    for y in (noise, noise.cumsum(2), noise.cumsum(2).cumsum(2), noise[..., :30].cumsum(2)):
-        assert find_season(packed(y)) is None
-    t = np.arange(400)
-    for season in (7, 24, 48):
-        day = rng.normal(size=season)[t % season] + 0.02 * t + 0.3 * noise
-        day[0, 0, 50:90] = np.nan
-        assert find_season(packed(day)) == season
-    # of another length than the usual ones
-    assert find_season(packed(rng.normal(size=31)[t % 31][None, None])) is None
-
-
-@pytest.mark.filterwarnings("error:invalid value", "error:Mean of empty slice")
-def test_without_changes_there_is_no_season():
-    assert find_season(packed(np.full((1, 2, 60), 3.0))) is None
-    assert find_season(packed(np.full((1, 1, 60), np.nan))) is None
-    assert find_season(packed(np.ones((1, 1, 1)))) is None

@@ -38,7 +38,7 @@ def walked(step, inputs):
         ),
         (("wave", "constant", "zero", "negative", "large"), {"h": 16, "season_length": 1}),
         (("wave", "constant"), {"h": 9, "season_length": (7, 7), "network": "gru"}),
-        (("wave",), {"h": 16, "season_length": (7, 14), "loss": "mase", "network": "mingru"}),
+        (("wave",), {"h": 16, "season_length": (7, 14), "network": "mingru"}),
     ],
 )
 def test_values_one_by_one_forecast_as_predict_does(make_panel, small, kinds, settings):

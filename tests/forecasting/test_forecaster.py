@@ -56,7 +56,7 @@ def test_forecasts_equal_a_naive_loop(panel, small, oracle, h, lag):
 def test_forecasts_of_logarithms_equal_a_naive_loop(small, oracle, make_panel):
     df = make_panel(("wave", "constant", "large"))
     df = df[~df.y.le(0)]
-    fc = Forecaster(4, loss="mase", **small).fit(df)
+    fc = Forecaster(4, **small).fit(df)
     assert fc.features_.log
     out = fc.predict()
     for name, y in on_grid(df).items():
@@ -356,10 +356,14 @@ def test_maps_equal_arrays_in_memory(rng, small, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("loss", ["smape", "mae", "mse", "mase", nn.HuberLoss()])
+@pytest.mark.parametrize("loss", ["smape", "mae", "mse", nn.HuberLoss()])
 @pytest.mark.parametrize("transform", ["log", "none"])
 def test_every_loss_trains(make_panel, small, loss, transform):
     settings = {**small, "max_steps": 12}
+    if (loss, transform) == ("smape", "none"):
+        with pytest.raises(SpecError, match=r"'smape' .*logarithms.*loss='mae'"):
+            Forecaster(3, loss=loss, transform=transform, **small).fit(make_panel(("wave",)))
+        return
     fc = Forecaster(3, loss=loss, transform=transform, **settings).fit(make_panel(("wave",)))
     assert fc.loss_curve_[-1] < fc.loss_curve_[0]
     assert np.isfinite(fc.predict().Forecaster).all()
@@ -397,7 +401,7 @@ def test_series_without_any_recent_value_have_no_forecast_and_are_named(small):
 def test_a_failed_fit_leaves_the_earlier_one(panel, small):
     fc = Forecaster(3, freq="D", **small).fit(panel)
     expected = fc.predict()
-    with pytest.raises(DataError, match="no series has two steps"):
+    with pytest.raises(DataError, match=r"none of \d+ series has two steps"):
         fc.fit(panel.groupby("unique_id").head(1))
     pd.testing.assert_frame_equal(fc.predict(), expected)
 
@@ -442,10 +446,7 @@ def test_data_of_another_kind_are_refused(panel, small, rng):
     fc = Forecaster(3, **small).fit(panel)
     with pytest.raises(DataError, match=r"df is an array, .*fitted on a data frame"):
         fc.predict(rng.normal(size=(1, 2, 9)))
-    with pytest.raises(
-        TypeError,
-        match=r"df=12 .* h .*constructor",
-    ):
+    with pytest.raises(DataError, match=r"df is a int, .* h of the constructor"):
         fc.predict(12)
     with pytest.raises(DataError, match=r"futr_df .*futr_exog_list .*no cov"):
         fc.predict(futr_df=panel)
@@ -476,15 +477,6 @@ def test_steps_that_no_series_is_long_enough_for_are_the_season_before(small, rn
         naive = np.tile(part.y.to_numpy()[-3:], 4)
         same = np.isclose(out[out.unique_id == name].Forecaster, naive, rtol=1e-6)
         assert same.tolist() == [False] * 8 + [True] * 4
-
-
-@pytest.mark.slow
-def test_numbers_that_were_categories_stay_categories(small, rng):
-    df = covariate_panel(rng).assign(promo=lambda d: pd.Categorical(d.promo))
-    fc = Forecaster(2, freq=1, futr_exog_list=["promo"], **small).fit(df)
-    futr = fc.make_future_dataframe().assign(promo=1)
-    expected = fc.predict(futr_df=futr.assign(promo=pd.Categorical([1] * len(futr))))
-    pd.testing.assert_frame_equal(fc.predict(futr_df=futr), expected)
 
 
 @pytest.mark.slow

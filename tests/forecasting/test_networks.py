@@ -7,7 +7,7 @@ from torch import nn
 from fluxutils_py import reset
 from fluxutils_py.errors import SpecError
 from fluxutils_py.forecasting.channels import Channels, Covariate
-from fluxutils_py.forecasting.networks import DirectModel, recurrent_body
+from fluxutils_py.forecasting.networks import DirectModel
 from fluxutils_py.nn import LSTM
 
 
@@ -16,14 +16,14 @@ def group(n_numbers, *n_categories):
     return (*numbers, *(Covariate("kind", categories=tuple("abcd"[:n])) for n in n_categories))
 
 
-CHANNELS = Channels(4, 6, group(1, 3), group(1, 2), group(2, 4, 3), base=True)
+CHANNELS = Channels(4, 6, group(1, 3), group(1, 2), group(2, 4, 3))
 N_CODES = len(CHANNELS.n_codes)
 AHEAD = CHANNELS.current  # the first number known ahead, one step ahead
 CODES_AHEAD = AHEAD + 2 * 2 * CHANNELS.h
 
 
 def network(quantiles=()):
-    return DirectModel(recurrent_body(LSTM, 1), CHANNELS, quantiles, hidden_size=7, dropout=0.3)
+    return DirectModel(LSTM, CHANNELS, quantiles, hidden_size=7, dropout=0.3)
 
 
 def sample(n_steps=5, n=3):

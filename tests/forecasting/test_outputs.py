@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fluxutils_py.errors import DataError
+from fluxutils_py.errors import DataError, SpecError
 from fluxutils_py.forecasting import Forecaster
 
 
@@ -43,6 +43,18 @@ def test_what_is_missing_is_named(fitted):
         fitted.predict(futr_df=frame.drop(columns="promo"))
 
 
+@pytest.mark.slow
+def test_the_first_steps_need_the_covariates_of_these_alone(fitted):
+    frame = fitted.make_future_dataframe(2).assign(promo=1.0)
+    whole = fitted.predict(futr_df=fitted.make_future_dataframe().assign(promo=1.0))
+    first = whole.groupby("unique_id").head(2).reset_index(drop=True)
+    pd.testing.assert_frame_equal(fitted.predict(h=2, futr_df=frame), first)
+    with pytest.raises(SpecError, match=r"h=4 .* 3 steps .*fit one with h=4"):
+        fitted.predict(h=4, futr_df=frame)
+    with pytest.raises(ValueError, match="h must be a positive integer or None, got 0"):
+        fitted.predict(h=0)
+
+
 def test_rows_of_other_series_and_times_are_left_out(fitted):
     frame = fitted.make_future_dataframe().assign(promo=1.0)
     more = pd.DataFrame(
@@ -50,21 +62,3 @@ def test_rows_of_other_series_and_times_are_left_out(fitted):
     )
     expected = fitted.predict(futr_df=frame)
     pd.testing.assert_frame_equal(fitted.predict(futr_df=pd.concat([more, frame])), expected)
-
-
-@pytest.mark.slow
-def test_series_that_change_too_little_beside_the_others_are_named(small):
-    t = np.arange(60)
-    wave = -3 - np.sin(t / 2)
-    df = pd.DataFrame({"unique_id": np.repeat(["a", "b", "c", "d"], 60), "ds": np.tile(t, 4)})
-    df["y"] = np.concatenate([1e9 * wave, wave, np.zeros(60), 1e6 * wave])
-    fc = Forecaster(3, 1, **small).fit(df)
-    message = r"^1 series .*'b', .*128 steps span 2, .* 8e\+07"
-    with pytest.warns(UserWarning, match=message):
-        fc.predict()
-    with pytest.warns(UserWarning, match="^1 series change too little"):
-        fc.predict(df[df.unique_id == "b"])
-    fc.predict(df[df.unique_id != "b"])
-    Forecaster(3, 1, **small).fit(
-        df.assign(y=df.y.abs() + 1e-9)
-    ).predict()  # their logarithms change alike

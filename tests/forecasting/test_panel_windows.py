@@ -20,7 +20,7 @@ def windows(rng):
     features = Features(H, M, 2 * M, 5, False, 1.0, 1e-6)
     number, kind = Covariate("number"), Covariate("kind", categories=("a", "b", "c"))
     groups = ((number, kind), (number, number, kind), (number, kind))
-    channels = Channels(H, features.n_inputs, *groups, base=True)
+    channels = Channels(H, features.n_inputs, *groups)
     ahead = PackedSeries(values[3:], lengths)
     static = np.concatenate([rng.normal(size=(4, 2)), rng.integers(0, 4, (4, 1))], 1)
     return PanelWindows(PackedSeries(values[:3], lengths), features, channels, static, ahead)
@@ -50,7 +50,7 @@ def test_channels_stand_where_they_are_said_to(windows, oracle):
     y, hist, hist_code = windows.source.values[:, at : at + 26]
     futr, futr_code = windows.ahead.values[:, at : at + 26]
     *numbers, code = windows.static[series]
-    _, scale, ahead, _ = oracle.state(y, t, f)
+    _, scale, _, _ = oracle.state(y, t, f)
     assert x.shape == (c.total,)
     np.testing.assert_allclose(x[: c.history], oracle.inputs(y, t, f), atol=2e-5)
     later = [
@@ -59,7 +59,7 @@ def test_channels_stand_where_they_are_said_to(windows, oracle):
         for v in (*known[t + 1 : t + 1 + H], *known[t + np.array([-2, -1, 0, -2])])
     ]
     now = [hist[t], *numbers, futr[t], hist_code[t], code, futr_code[t]]
-    rest = [*now, *later, *ahead / scale, scale]
+    rest = [*now, *later, scale]
     np.testing.assert_allclose(x[c.history :], rest, rtol=1e-5)
 
 

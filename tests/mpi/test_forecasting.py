@@ -35,9 +35,9 @@ def test_two_ranks_forecast_as_one_process(ran):
 
 MISTAKES = {
     "series": "ranks disagree about the number of series: 7 on rank 0, 6 on rank 1",
-    "values": r"ranks disagree about the values of the series \(digest\): \w+ on rank 0, \w+ on rank 1",
+    "values": r"ranks disagree about the series \(digest\): \w+ on rank 0, \w+ on rank 1",
     "array": "ranks disagree about the number of series: 4 on rank 0, 3 on rank 1",
-    "walk": r"ranks disagree about the ids of the series \(digest\)",
+    "walk": r"ranks disagree about the series \(digest\)",
 }
 
 

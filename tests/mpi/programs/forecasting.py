@@ -55,7 +55,7 @@ def results(factor, comm):
     late = df.ds > "2024-03-28"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of series shorter than a season
-        fc.fit(df[~late], val_size=4, sample_weight="w")
+        fc.fit(df[~late], sample_weight="w")
         futr = fc.make_future_dataframe().assign(promo="flyer")
         found = {"forecast": fc.predict(futr_df=futr)}
         fc.update(df[late])
