@@ -424,6 +424,7 @@ def test_verbose_says_what_was_chosen(capsys):
     assert capsys.readouterr().err == ""
 
 
+@pytest.mark.apart
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["int8", "uint16", "int64", "uint64", "bool"])
 @pytest.mark.parametrize("make", [SequenceClassifier, SequenceRegressor])

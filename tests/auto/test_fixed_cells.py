@@ -247,6 +247,7 @@ def test_a_target_that_is_never_there_is_refused():
         linear(x, y)
 
 
+@pytest.mark.apart
 @pytest.mark.slow
 @pytest.mark.parametrize("value", [0.0, 1e6])
 @pytest.mark.parametrize("cell", ["auto", "linear", "kernels"])

@@ -66,6 +66,7 @@ def of_cell(request, tmp_path_factory):
     return path, steps, streamed(est, steps)
 
 
+@pytest.mark.apart
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["c", "c++", "arm"])
 def test_ten_thousand_steps_of_each_cell(of_cell, target):
@@ -73,6 +74,7 @@ def test_ten_thousand_steps_of_each_cell(of_cell, target):
     assert error(run_steps(target, path, steps), wanted) < 1e-5
 
 
+@pytest.mark.apart
 @pytest.mark.few
 @pytest.mark.parametrize("target", ["c", "c++", "arm"])
 @pytest.mark.parametrize("settings", [{"n_lags": 5}, {"n_models": 2}, {"n_lags": 1}], ids=str)
@@ -89,6 +91,7 @@ def test_a_linear_model_of_the_past(settings, target, rng, tmp_path):
     assert error(run_steps(target, tmp_path / "model.h", steps), wanted) < 1e-5
 
 
+@pytest.mark.apart
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["c", "c++", "arm"])
 @pytest.mark.parametrize("n_in", [1, 3])
@@ -106,6 +109,7 @@ def test_causal_kernels_with_plateaus(n_in, target, rng, tmp_path):
     np.testing.assert_allclose(found[-1], ends.ravel(), rtol=0, atol=1e-5)
 
 
+@pytest.mark.apart
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["c", "c++"])
 @pytest.mark.parametrize("cell", ["kernels", "linear+gru"])
@@ -140,6 +144,7 @@ MODELS = {
 }
 
 
+@pytest.mark.apart
 @pytest.mark.few
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", list(MODELS))
@@ -156,6 +161,7 @@ def test_models_of_several_layers(name, dtype, x, rng, tmp_path):
     assert error(run_steps("c", tmp_path / "model.h", steps), streamed(est, steps)) < bound
 
 
+@pytest.mark.apart
 @pytest.mark.few
 @pytest.mark.parametrize(
     "made",
@@ -235,6 +241,7 @@ int main(void) {
 """
 
 
+@pytest.mark.apart
 @pytest.mark.few
 @pytest.mark.parametrize(
     ("classes", "format"),
@@ -335,6 +342,7 @@ def test_the_text_is_the_same_each_time_and_says_what_it_needs(x, tmp_path):
         assert subprocess.run(command, capture_output=True, check=True, text=True).stdout == size
 
 
+@pytest.mark.apart
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["c", "arm"])
 @pytest.mark.parametrize(("cell", "n_missing"), [("lstm", 0), ("gru", 297), ("lru", 0)])

@@ -69,6 +69,7 @@ def whole_series(case, folder):
     return est, oracle
 
 
+@pytest.mark.apart
 @pytest.mark.few
 @pytest.mark.filterwarnings("ignore:this fit makes")
 @pytest.mark.parametrize("net", ["mingru", "minlstm", "lru"])

@@ -62,6 +62,7 @@ ISAS = [name for name in kernels.ISAS if kernels.supports(name)]
 by_kernels = pytest.mark.skipif(kernels.library_in_use() is None, reason=kernels.kernels_in_use())
 
 
+@pytest.mark.apart
 @pytest.mark.slow
 @by_kernels
 @pytest.mark.parametrize("layer", LAYERS)
