@@ -1,9 +1,6 @@
-"""Estimators and pipelines as files: they give what streams give; wrong use; a consumer without
-this package.
+"""Estimators and pipelines as files: they give what streams give; wrong use. Consumers without this
+package are those of test_export_page.py.
 """
-
-import subprocess
-import sys
 
 import numpy as np
 import pandas as pd
@@ -73,8 +70,9 @@ def traced_once(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("traced_once")
-def test_a_pipeline_streams_500_steps(rng, tmp_path):
-    x = rng.normal(50, 3, size=(3, 2, 500)).astype("float32")
+def test_a_pipeline_streams_as_its_file(rng, tmp_path):
+    """Over 500 steps: see exporting/test_running.py."""
+    x = rng.normal(50, 3, size=(3, 2, 110)).astype("float32")
     y = 1e3 + x[:2].cumsum(2)
     pipe = make_pipeline(SequenceScaler(), plain_regressor(6, num_layers=2, epochs=1, seqsize=100))
     pipe.fit(samples(x), samples(y))
@@ -92,27 +90,27 @@ def test_a_pipeline_streams_500_steps(rng, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "made", [SequenceImputer("ffill"), SequenceImputer(), WinsorScaler()], ids=repr
-)
-def test_imputers_and_missing_values(made, x, with_gaps, tmp_path):
-    pipe = make_pipeline(made, SequenceScaler(), plain_regressor(4, cell="gru", epochs=1))
+def test_imputers_and_missing_values(x, with_gaps, tmp_path):
+    with_gaps[2, :, :2] = np.nan  # nothing to carry forward there
+    steps = SequenceImputer("ffill"), SequenceImputer(), WinsorScaler(), SequenceScaler()
+    pipe = make_pipeline(*steps, plain_regressor(4, cell="gru", epochs=1))
     pipe.fit(samples(with_gaps), samples(x[:1]))
-    export(pipe, tmp_path / "m.onnx")
-    assert check_export(tmp_path / "m.onnx", pipe, with_gaps) < 1e-5
+    export(pipe, tmp_path / "m", "torch")
+    assert check_export(tmp_path / "m", pipe, with_gaps) < 1e-5
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("format", ["onnx", "torch"])
-def test_a_function_may_follow_an_imputer_that_looks_back(format, rng, tmp_path):
+@pytest.mark.usefixtures("traced_once")
+def test_a_function_may_follow_an_imputer_that_looks_back(rng, tmp_path):
     x = rng.normal(size=(3, 3, 20)).astype("float32")
     x[rng.random(x.shape) < 0.2] = np.nan
     steps = SequenceImputer("ffill"), FunctionTransformer(np.sinh), plain_regressor(4, epochs=1)
     pipe = make_pipeline(*steps)
     # scikit-learn counts series as the features of such an array: only as many can be exported
     pipe.fit(x, np.nan_to_num(x[:1]))
-    export(pipe, tmp_path / "m", format)
-    assert check_export(tmp_path / "m", pipe, x) < 1e-5
+    for format in ("onnx", "torch"):
+        export(pipe, tmp_path / format, format)
+        assert check_export(tmp_path / format, pipe, x) < 1e-5
 
 
 @pytest.mark.slow
@@ -185,8 +183,8 @@ def test_targets_that_were_transformed_come_back(x, tmp_path):
         inner, func=np.log1p, inverse_func=np.expm1, check_inverse=False
     )
     logs.fit(samples(x), np.asarray(samples(y)))
-    export(logs, tmp_path / "m.onnx")
-    assert check_export(tmp_path / "m.onnx", logs, x) < 1e-5
+    export(logs, tmp_path / "logs.pt2", "torch")
+    assert check_export(tmp_path / "logs.pt2", logs, x) < 1e-5
     last = TransformedTargetRegressor(plain_regressor(4, epochs=1), transformer=StandardScaler())
     search = GridSearchCV(last, {"regressor__hidden_size": [3]}, cv=2).fit(samples(x), y[0, :, -1])
     export(search, tmp_path / "m.pt2", "torch")
@@ -308,56 +306,6 @@ def test_labels_must_be_equal_where_one_class_is_clearly_the_most_probable(class
     got[1, 1], got[2, 0] = "a", "b"
     with pytest.raises(ExportError, match=r"label is .*b.* step 2, series 0, .*a"):
         _compare_labels("m", "label", got, want, probabilities, 0.01)
-
-
-CONSUMER = """
-import sys
-sys.modules["fluxutils_py"] = None  # as if it were not there
-import json, zipfile
-import numpy as np
-
-x = np.load("x.npy").transpose(2, 1, 0)  # (S, B, F)
-if sys.argv[1] == "onnx":
-    import onnxruntime
-    sys.modules["torch"] = None
-    session = onnxruntime.InferenceSession("model.pt2")
-    states = json.loads(session.get_modelmeta().custom_metadata_map["states"])
-    run = lambda *given: session.run(None, dict(zip(["x", *[s["name"] for s in states]], given)))
-else:
-    import torch
-    program = torch.export.load("model.pt2", extra_files=(extra := {"metadata.json": ""})).module()
-    states = json.loads(extra["metadata.json"])["states"]
-    run = lambda *given: [t.numpy() for t in program(*map(torch.from_numpy, given))]
-state = [np.full([x.shape[1] if n == "batch" else n for n in s["shape"]], s["initial"], s["dtype"]) for s in states]
-ys = []
-for t in range(len(x)):
-    y, *state = run(x[t : t + 1], *state)
-    ys.append(y)
-np.save("y.npy", np.concatenate(ys).transpose(2, 1, 0))
-assert not any(m.startswith("fluxutils_py.") for m in sys.modules)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("traced_once")
-def test_files_of_a_pipeline_run_without_this_package(x, with_gaps, tmp_path):
-    pipe = make_pipeline(SequenceImputer("ffill"), WinsorScaler(), plain_regressor(4, epochs=1))
-    pipe.fit(samples(with_gaps), samples(x[:1]))
-    np.save(tmp_path / "x.npy", with_gaps)
-    for format in ("onnx", "torch"):
-        export(pipe, tmp_path / "model.pt2", format)
-        done = subprocess.run(
-            [sys.executable, "-c", CONSUMER, format],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stderr
-        np.testing.assert_allclose(
-            np.load(tmp_path / "y.npy"), pipe.predict(with_gaps), rtol=1e-5, atol=1e-5
-        )
-        (tmp_path / "y.npy").unlink()
 
 
 def test_a_list_of_series_is_refused_by_a_check_with_the_remedy():
