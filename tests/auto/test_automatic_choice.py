@@ -1,7 +1,6 @@
 """What ready-made estimators choose where nothing is set: models, windows, length of training."""
 
 import pickle
-import warnings
 
 import numpy as np
 import pytest
@@ -271,7 +270,6 @@ def test_several_sets_of_kernels(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("labels", [False, True])
 def test_what_was_chosen_is_in_files_copies_streams_and_exports(labels, tmp_path):
-    pytest.importorskip("onnxruntime")
     x, _, y = sums(dtype="float32")
     kind = SequenceClassifier if labels else SequenceRegressor
     y = y > 0 if labels else y
@@ -288,10 +286,8 @@ def test_what_was_chosen_is_in_files_copies_streams_and_exports(labels, tmp_path
     np.testing.assert_allclose(steps, expected, rtol=0, atol=1e-5)
     if labels:  # exports take long, and all is said by one
         return
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of exporters
-        est.export(tmp_path / "m.onnx")
-    assert check_export(tmp_path / "m.onnx", est, x) < 1e-5
+    est.export(tmp_path / "m.pt2", "torch")
+    assert check_export(tmp_path / "m.pt2", est, x) < 1e-5
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from fluxutils_py import SequenceRegressor
+from fluxutils_py.errors import SpecError
 from fluxutils_py.estimator import fitting
 from fluxutils_py.estimator.fit_loop import FitLoop
 
@@ -34,9 +35,7 @@ def counts(monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "n_runs"),
     [
-        # a trial of the network, and the fit
-        pytest.param({}, 2, marks=pytest.mark.slow),
-        # and one to calibrate
+        # a trial of the network, the fit, and one to calibrate
         pytest.param({"interval": 0.8}, 3, marks=pytest.mark.slow),
         ({**SHORT, "interval": 0.8}, 2),
         (SHORT, 1),
@@ -57,3 +56,9 @@ def test_weights_are_scaled_to_each_part_anew():
     without = SequenceRegressor(random_state=0, **SHORT).fit(X, Y, weight)
     np.testing.assert_array_equal(with_trial.predict(X), without.predict(X))
     assert with_trial.loss_curve_ == without.loss_curve_
+
+
+def test_a_closed_form_that_the_user_has_chosen_is_not_fitted_in_parts():
+    est = SequenceRegressor(cell="linear").fit(X, Y)
+    with pytest.raises(SpecError, match="cell='linear' is fitted in closed form, on all data"):
+        est.partial_fit(X, Y)

@@ -19,6 +19,7 @@ from fluxutils_py import (
 )
 from fluxutils_py.data import digest as digest_module
 from fluxutils_py.errors import LoadError
+from fluxutils_py.estimator.fingerprint import LISTED, join_differences
 from fluxutils_py.nn import HFGRU, LSTM
 from fluxutils_py.optim import Chain, Clip
 from fluxutils_py.training import Checkpointer
@@ -275,6 +276,12 @@ def test_other_settings_are_refused_and_named(tmp_path, case):
     found = message(tmp_path, now, y)
     assert found.startswith(told) if told.endswith(", ") else found == told
     make(tmp_path, **before).fit(X, **y)  # its own goes on
+
+
+def test_of_many_differences_the_first_are_listed():
+    changed = [f"setting {i}" for i in range(LISTED + 2)]
+    assert join_differences(changed) == ", ".join([*changed[:LISTED], "and 2 more"])
+    assert join_differences(changed[:LISTED]) == ", ".join(changed[:LISTED])
 
 
 @pytest.mark.slow
