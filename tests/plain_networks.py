@@ -73,7 +73,7 @@ class QuietClassifier(_Quiet, SequenceClassifier):
 
 
 class KernelClassifier(_Choosing, SequenceClassifier):
-    """Of few causal kernels, which are exported in a second."""
+    """Of few causal kernels."""
 
     def chosen(self):
         return {"n_kernels": 168}

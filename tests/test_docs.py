@@ -12,22 +12,12 @@ from pathlib import Path
 import pytest
 
 import fluxutils_py
-from fluxutils_py.forecasting import forecaster_settings, model_fitting
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
 
 
-@pytest.fixture
-def short_forecasters(monkeypatch):
-    """Their default is 20 updates: what pages say of forecasts, benchmarks measure."""
-    for module in (forecaster_settings, model_fitting):
-        monkeypatch.setattr(module, "LEAST_STEPS", 20)
-    monkeypatch.setattr(forecaster_settings, "MOST_STEPS", 20)
-
-
 @pytest.mark.few
-@pytest.mark.usefixtures("short_forecasters")
 @pytest.mark.parametrize(
     "page",
     [p for p in PAGES if not p.stem.startswith("from_") and p.stem != "export"],

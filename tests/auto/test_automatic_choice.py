@@ -179,7 +179,7 @@ def test_a_trial_finds_whether_the_network_helps():
     x, _, product = sums(20)
     helped = SequenceRegressor(random_state=0).fit(x, product)
     assert helped.cell_ == "linear+lstm"
-    assert 0.5 < helped.fitted_parts_.choice.gain < 1
+    assert helped.fitted_parts_.choice.gain > 0.5
     new = sums(10, seed=5)
     assert helped.score(new[0], new[2]) > 0.5
     assert SequenceRegressor(cell="linear").fit(x, product).score(new[0], new[2]) < 0.1

@@ -302,6 +302,8 @@ def test_hyper_parameters_of_ready_made_estimators_are_named(tmp_path):
     make(lr=0.001).fit(X, Y)
     with pytest.raises(LoadError, match=r"its fit: lr: 0\.001 -> 0\.002; call fit"):
         make(lr=0.002).fit(X, Y)
+    with pytest.raises(LoadError, match="scale_target: True -> False"):
+        make(lr=0.001, scale_target=False).fit(X, Y)
 
 
 # -- data ----------------------------------------------------------------------------------------------
