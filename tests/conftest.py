@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections import Counter
 from itertools import combinations
 from pathlib import Path
 
@@ -58,9 +59,10 @@ def pytest_collection_modifyitems(config, items):
     """Choose tests: those of the first tier, which are not slow, and those of everything.
 
     Of the combinations of several parameters, the first tier runs each value once, or one of them if
-    the test is marked ``few``, and everything a covering of all pairs. Exports, programs under mpirun and notebooks come first, so that the
-    workers of pytest-xdist end together: one of them begins with all, and what they have in common
-    is made once.
+    the test is marked ``few``, and everything a covering of all pairs, or each value once if the test
+    is marked ``apart``. Exports, programs under mpirun and notebooks come first, so that the workers
+    of pytest-xdist end together: one of them begins with all, and what they have in common is made
+    once.
     """
     matrices = {}
     for item in items:
@@ -72,7 +74,8 @@ def pytest_collection_modifyitems(config, items):
         rows = list(tests.values())
         kept = first = range(len(rows))
         if len(rows[0]) > 1:
-            kept = covering(rows, 2)
+            apart = next(iter(tests)).get_closest_marker("apart")
+            kept = covering(rows, 1 if apart else 2)
             first = [kept[i] for i in covering([rows[i] for i in kept], 1)]
             left_out.update(test for i, test in enumerate(tests) if i not in set(kept))
         if next(iter(tests)).get_closest_marker("few"):
@@ -114,7 +117,8 @@ def covering(rows, n_together):
     """Return positions of rows that hold all that any one or two columns hold (together).
 
     Most faults that depend on parameters depend on one or two of them. Greedy and deterministic:
-    the row with the most that is still missing comes next.
+    the row with the most that is still missing comes next; of several, where single values are
+    meant, the one whose values were chosen least.
 
     Parameters
     ----------
@@ -129,10 +133,14 @@ def covering(rows, n_together):
     """
     held = [frozenset(combinations(enumerate(row), n_together)) for row in rows]
     missing = frozenset().union(*held)
-    chosen = []
+    chosen, uses = [], Counter()
     while missing:
-        best = max(range(len(rows)), key=lambda i: (len(held[i] & missing), -i))
+        best = max(
+            range(len(rows)),
+            key=lambda i: (len(held[i] & missing), -sum(uses[each] for each in held[i]), -i),
+        )
         chosen.append(best)
+        uses.update(held[best] if n_together == 1 else ())
         missing -= held[best]
     return sorted(chosen)
 

@@ -72,6 +72,13 @@ class QuietClassifier(_Quiet, SequenceClassifier):
     pass
 
 
+class KernelClassifier(_Choosing, SequenceClassifier):
+    """Of few causal kernels."""
+
+    def chosen(self):
+        return {"n_kernels": 168}
+
+
 class _OfLags(_Choosing):
     def chosen(self):
         return {"n_lags": self.n_lags}

@@ -5,6 +5,7 @@ Imports are read from the source, wherever in a file they stand: one inside a fu
 """
 
 import ast
+import functools
 import graphlib
 import importlib
 import re
@@ -117,6 +118,19 @@ NOT_LOADED_BY_IMPORT = [
 ]
 
 
+@functools.cache
+def parse(source: str) -> ast.Module:
+    """The tree of a source, which all rules read; parsing takes longer than any of them."""
+    return ast.parse(source)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def trees_are_let_go():
+    """Thousands of objects would slow down the garbage collections of all later tests."""
+    yield
+    parse.cache_clear()
+
+
 def module_name(path: Path) -> str:
     """'fluxutils_py.nn.ops' for nn/ops.py, 'fluxutils_py.nn' for nn/__init__.py."""
     parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
@@ -127,7 +141,7 @@ def imports(source: str, package: str, own_modules: set[str]) -> Iterator[tuple[
     """Line and absolute name of each imported module; ``package`` is what a single leading dot
     stands for.
     """
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(parse(source)):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name
@@ -309,18 +323,20 @@ def test_no_two_files_have_one_name():
 @pytest.mark.slow
 def test_every_module_has_a_test_file_that_names_it():
     # by the file's name, at the same place in the tree, or by naming the module in what it imports
-    texts = {f: f.read_text("utf-8") for f in TESTS.rglob("*.py")}
+    named = set()
+    for test_file in TESTS.rglob("*.py"):
+        text = test_file.read_text("utf-8")
+        names = re.findall(rf"\b{NAME}(?:\.\w+)+", text)
+        for start, imported in re.findall(rf"\bfrom ({NAME}[\w.]*) import (.*)", text):
+            names += [f"{start}.{name}" for name in re.findall(r"\w+", imported)]
+        for name in set(names):
+            parts = name.split(".")
+            named.update(".".join(parts[:n]) for n in range(2, len(parts) + 1))
     without = []
     for f in FILES:
-        module = module_name(f)
-        if f.name == "__init__.py":
-            continue
         mirrored = TESTS / f.relative_to(PACKAGE).parent / f"test_{f.stem.strip('_')}.py"
-        named = re.compile(
-            rf"{re.escape(module)}\b|from {re.escape(module.rpartition('.')[0])} import .*\b{f.stem}\b"
-        )
-        if mirrored not in texts and not any(named.search(text) for text in texts.values()):
-            without.append(module)
+        if f.name != "__init__.py" and not mirrored.exists() and module_name(f) not in named:
+            without.append(module_name(f))
     assert without == []
 
 
@@ -388,7 +404,7 @@ def count_branches(function: ast.AST) -> int:
 
 def branched_functions(source: str) -> dict[str, int]:
     """Functions with more branches than a reader can hold, by name."""
-    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, FUNCTIONS)]
+    functions = [node for node in ast.walk(parse(source)) if isinstance(node, FUNCTIONS)]
     counts = {function.name: count_branches(function) for function in functions}
     return {name: n for name, n in counts.items() if n > MOST_BRANCHES}
 
@@ -397,7 +413,7 @@ def nested_conditions(source: str) -> list[int]:
     """Lines of conditional expressions that have another one as a branch."""
     return [
         node.lineno
-        for node in ast.walk(ast.parse(source))
+        for node in ast.walk(parse(source))
         if isinstance(node, ast.IfExp)
         and (isinstance(node.body, ast.IfExp) or isinstance(node.orelse, ast.IfExp))
     ]
@@ -405,7 +421,7 @@ def nested_conditions(source: str) -> list[int]:
 
 def private_reads(source: str) -> list[str]:
     """Expressions that use a private name of another object than self, cls, super() or a module."""
-    tree = ast.parse(source)
+    tree = parse(source)
     modules = {
         (alias.asname or alias.name).split(".")[0]
         for node in ast.walk(tree)
@@ -461,7 +477,7 @@ def test_arguments_have_types():
     annotations = [
         ast.unparse(argument.annotation)
         for f in FILES
-        for node in ast.walk(ast.parse(f.read_text("utf-8")))
+        for node in ast.walk(parse(f.read_text("utf-8")))
         if isinstance(node, FUNCTIONS)
         for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
         if argument.annotation is not None

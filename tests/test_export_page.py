@@ -66,6 +66,7 @@ def c_folder(request, tmp_path_factory):
     return made
 
 
+@pytest.mark.apart
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("compiler", "runner"),

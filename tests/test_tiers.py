@@ -1,6 +1,7 @@
 """What the first tier runs, and everything. Matrices of tests run some of their combinations: those of a covering."""
 
 import random
+from collections import Counter
 from itertools import combinations, product
 
 import pytest
@@ -13,6 +14,11 @@ import pytest
 @pytest.mark.parametrize("b", "xy")
 @pytest.mark.parametrize(("c", "d"), [(1, 1), (1, 2), (2, 1), (2, 2)])
 def test_matrix(a, b, c, d): pass
+
+@pytest.mark.apart
+@pytest.mark.parametrize("a", range(3))
+@pytest.mark.parametrize("b", "xyzu")
+def test_apart(a, b): pass
 
 @pytest.mark.parametrize(("a", "error"), [(1, 1), (2, 1), (1, 2), (2, 2)])
 def test_list(a, error): pass
@@ -46,13 +52,20 @@ def test_all_values_together_are_kept(sizes, n_together, conftest):
     assert least <= len(kept) <= 1.25 * least
 
 
+def test_values_of_a_shorter_list_are_chosen_in_turn(conftest):
+    rows = list(product("abc", range(7)))
+    kept = [rows[i] for i in conftest.covering(rows, 1)]
+    assert sorted(number for _, number in kept) == list(range(7))
+    assert sorted(Counter(letter for letter, _ in kept).values()) == [2, 2, 3]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "n_tests"),
     [
-        ([], 4 + 4 + 1),
-        (["-m", ""], 12 + 4 + 5 + 1),
-        (["test_some.py"], 12 + 4 + 5 + 1),
+        ([], 4 + 4 + 4 + 1),
+        (["-m", ""], 12 + 4 + 4 + 5 + 1),
+        (["test_some.py"], 12 + 4 + 4 + 5 + 1),
         (["test_some.py", "-m", "slow"], 8 + 4 + 1),
         (["test_some.py::test_list"], 4),
     ],
@@ -64,8 +77,8 @@ def test_the_first_tier_has_each_value_and_everything_each_pair(
     with open(source) as file:
         pytester.makeconftest(file.read())
     pytester.makepyprojecttoml(
-        '[tool.pytest.ini_options]\nmarkers = ["slow", "few"]\naddopts = ["-m", "not slow"]\n'
+        '[tool.pytest.ini_options]\nmarkers = ["slow", "few", "apart"]\naddopts = ["-m", "not slow"]\n'
     )
     pytester.makepyfile(test_some=TESTS)
-    done = pytester.runpytest("--collect-only", "-q", "-p", "no:xdist", *arguments)
+    done = pytester.runpytest_subprocess("--collect-only", "-q", "-p", "no:xdist", *arguments)
     assert sum("::" in line for line in done.outlines) == n_tests

@@ -41,6 +41,7 @@ def network(n_in, n_out, cell, hidden, layers):
     return nn.Sequential(cell(n_in, hidden, layers), nn.Linear(hidden, n_out))
 
 
+@pytest.mark.apart
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "cell"), [("lstm", LSTM), ("gru", GRU), ("rnn", RNN), (GRU, GRU)])
 @pytest.mark.parametrize("layers", [1, 2])

@@ -5,6 +5,7 @@ import pytest
 from sklearn.metrics import log_loss
 
 from fluxutils_py import SequenceClassifier, SequenceRegressor
+from fluxutils_py.errors import SpecError
 from fluxutils_py.estimator import fitting
 from fluxutils_py.estimator.fit_loop import FitLoop
 
@@ -35,9 +36,7 @@ def counts(monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "n_runs"),
     [
-        # a trial of the network, and the fit
-        pytest.param({}, 2, marks=pytest.mark.slow),
-        # and one to calibrate
+        # a trial of the network, the fit, and one to calibrate
         pytest.param({"interval": 0.8}, 3, marks=pytest.mark.slow),
         ({**SHORT, "interval": 0.8}, 2),
         (SHORT, 1),
@@ -77,3 +76,9 @@ def test_a_closed_form_is_one_step_whose_loss_is_that_of_rows_left_out(labels):
     else:
         train_loss = np.square(y - est.predict(x)).mean()
     assert train_loss < est.loss_curve_[0] < 2 * train_loss
+
+
+def test_a_closed_form_that_the_user_has_chosen_is_not_fitted_in_parts():
+    est = SequenceRegressor(cell="linear").fit(X, Y)
+    with pytest.raises(SpecError, match="cell='linear' is fitted in closed form, on all data"):
+        est.partial_fit(X, Y)

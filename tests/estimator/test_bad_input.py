@@ -7,7 +7,7 @@ from collections import namedtuple
 from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, is_dataclass
-from functools import partial
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -184,6 +184,17 @@ def table(*cases):
     return pytest.mark.parametrize("case", cases, ids=[c.name for c in cases])
 
 
+def at(*stages):
+    """``at(*stages)(*cases)``: each case at one of the stages, in turn."""
+
+    def cases_at_stages(*cases):
+        rows = [(case, stages[i % len(stages)]) for i, case in enumerate(cases)]
+        names = [f"{case.name}-{stage}" for case, stage in rows]
+        return pytest.mark.parametrize(("case", "stage"), rows, ids=names)
+
+    return cases_at_stages
+
+
 def assert_tells(info, case):
     assert info.type is case.error
     for part in (case.telling,) if isinstance(case.telling, str) else case.telling:
@@ -202,6 +213,12 @@ def data(x=X, y=Y, **others):
     return lambda: {"x": x, "y": y, **others}
 
 
+@cache
+def fitted():
+    """Fitted once, for copies."""
+    return Estimator(Net(), spec=PLAIN, random_state=0, verbose=False).fit(X, Y)
+
+
 def bad_fit(case, stage):
     """Fit an estimator that was never fitted, was fitted, or goes on from its last fit."""
     steps, starts = [], []
@@ -217,8 +234,7 @@ def bad_fit(case, stage):
     if stage == "fresh":
         est = Estimator(**{**settings, **bad})
     else:
-        est = Estimator(**settings).fit(X, Y)
-        steps.clear(), starts.clear()
+        est = copy.deepcopy(fitted()).set_params(**settings)
         est.set_params(**bad, warm_start=stage == "warm")
     arguments = {"x": X, "y": Y, **case.arguments()}
     with nothing_changes(est, arguments, bad, X, Y), pytest.raises(case.error) as info:
@@ -232,11 +248,10 @@ def bad_fit(case, stage):
         est.set_params(**{**dict.fromkeys(bad), **settings}).predict(X)
 
 
-stages = pytest.mark.parametrize("stage", ["fresh", "refit", "warm"])
+staged = at("fresh", "refit", "warm")
 
 
-@stages
-@table(
+@staged(
     Case("1-D", ShapeError,
          "x has one axis, of 12 values. Reshape your data: x[None, None] if they are one feature "
          "of one series (F, N, "
@@ -365,8 +380,7 @@ class Slots:
 
 
 @pytest.mark.few
-@stages
-@table(
+@staged(
     Case("empty", SpecError, ("spec has none of the fields epochs, batchsize, seqsize", "(found: none)"),
          settings=given(spec={})),
     Case("none that is known", SpecError, ("spec has none of the fields", "(found: depth, width)"),
@@ -466,8 +480,7 @@ class NoTensor(nn.Module):
         return {"y": self.head(x)}
 
 
-@pytest.mark.parametrize("stage", ["fresh", "refit"])
-@table(
+@at("fresh", "refit")(
     Case("number", TypeError, ("model must be a torch module, a class or function that makes one", "got 3"),
          settings=given(model=3)),
     Case("string", TypeError, "model must be a torch module", settings=given(model="lstm")),
@@ -559,8 +572,7 @@ def gradient_is(value):
     return lambda model, xs, ys: Bad.apply(run_window(model, xs))
 
 
-@stages
-@table(
+@staged(
     Case("a class", TypeError, "build it first: MSELoss()", settings=given(loss=nn.MSELoss)),
     Case("a number", TypeError, "seqloss takes a criterion f(yhat, y), got 3", settings=given(loss=3)),
     Case("a string", TypeError, "got 'mse'", settings=given(loss="mse")),
@@ -628,8 +640,7 @@ class OnEpoch:
 
 
 @pytest.mark.few
-@stages
-@table(
+@staged(
     *(
         Case(f"weights {shape}", ShapeError,
              (f"sample_weight has shape {shape}", "expected (5,), (5, 12) or (1, 5, 12) for 5 series of 12 time steps"),
@@ -695,8 +706,7 @@ def test_other_arguments(case, stage):
     bad_fit(case, stage)
 
 
-@pytest.mark.parametrize("stage", ["fresh", "refit"])
-@table(
+@at("fresh", "refit")(
     *(
         Case(f"{value!r}", ValueError, ("random_state must be a non-negative int", f"got {value!r}"),
              settings=given(random_state=value))

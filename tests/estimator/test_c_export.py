@@ -66,6 +66,7 @@ def of_cell(request, tmp_path_factory):
     return path, steps, streamed(est, steps)
 
 
+@pytest.mark.apart
 @pytest.mark.slow
 def test_thousands_of_steps_of_each_cell(of_cell, request):
     path, steps, wanted = of_cell
@@ -75,6 +76,7 @@ def test_thousands_of_steps_of_each_cell(of_cell, request):
         assert error(run_steps(target, path, steps), wanted) < 1e-5
 
 
+@pytest.mark.apart
 @pytest.mark.few
 @pytest.mark.parametrize(
     ("settings", "target"),
@@ -94,6 +96,7 @@ def test_a_linear_model_of_the_past(settings, target, rng, tmp_path):
     assert error(run_steps(target, tmp_path / "model.h", steps), wanted) < 1e-5
 
 
+@pytest.mark.apart
 @pytest.mark.slow
 @pytest.mark.parametrize(("n_in", "target"), [(1, "c"), (3, "c++"), (3, "arm")])
 def test_causal_kernels_with_plateaus(n_in, target, rng, tmp_path):
@@ -110,6 +113,7 @@ def test_causal_kernels_with_plateaus(n_in, target, rng, tmp_path):
     np.testing.assert_allclose(found[-1], ends.ravel(), rtol=0, atol=1e-5)
 
 
+@pytest.mark.apart
 @pytest.mark.slow
 @pytest.mark.parametrize(("cell", "target"), [("kernels", "c"), ("linear+gru", "c++")])
 def test_scalers_before_models_that_scale(cell, target, rng, tmp_path):
@@ -143,6 +147,7 @@ MODELS = {
 }
 
 
+@pytest.mark.apart
 @pytest.mark.few
 @pytest.mark.parametrize(
     ("name", "dtype"),
@@ -161,6 +166,7 @@ def test_models_of_several_layers(name, dtype, x, rng, tmp_path):
     assert error(run_steps("c", tmp_path / "model.h", steps), streamed(est, steps)) < bound
 
 
+@pytest.mark.apart
 @pytest.mark.few
 @pytest.mark.parametrize(
     ("made", "target"),
@@ -240,6 +246,7 @@ int main(void) {
 """
 
 
+@pytest.mark.apart
 @pytest.mark.few
 @pytest.mark.parametrize(
     ("classes", "format"),
@@ -340,6 +347,7 @@ def test_the_text_is_the_same_each_time_and_says_what_it_needs(x, tmp_path):
         assert subprocess.run(command, capture_output=True, check=True, text=True).stdout == size
 
 
+@pytest.mark.apart
 @pytest.mark.slow
 @pytest.mark.parametrize("target", ["c", "arm"])
 @pytest.mark.parametrize(("cell", "n_missing"), [("lstm", 0), ("gru", 297), ("lru", 0)])

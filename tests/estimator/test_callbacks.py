@@ -251,6 +251,7 @@ def test_hooks_have_names(hook, name):
     assert info.value.__notes__ == [f"raised by the on_step hook {name!r}"]
 
 
+@pytest.mark.apart
 @pytest.mark.slow
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ZeroDivisionError, SystemExit])
 @pytest.mark.parametrize("step", [1, 5, 13, 16])
@@ -372,6 +373,7 @@ class Rates:
     on_epoch = on_start
 
 
+@pytest.mark.apart
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("every", ["epoch", "step"])
@@ -486,6 +488,7 @@ def wild_fit():
     return make(None, WILD, epochs=30, clip=1.0).fit(X, Y, validation_data=(XV, YV))
 
 
+@pytest.mark.apart
 @pytest.mark.slow
 @pytest.mark.parametrize("patience", [1, 2, 4])
 @pytest.mark.parametrize("validation", [False, True])

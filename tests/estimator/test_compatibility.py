@@ -193,7 +193,6 @@ class Tool(NamedTuple):
     reads_x: float = 0  # how often all of it is made a matrix
     reads_y: float = 0
     fits: str = "SamplesView"
-    parallel: bool = True
 
 
 # Of two candidates, or two metrics, each reads the targets of all test folds, twice.
@@ -242,7 +241,6 @@ TOOLS = {
             )
         ),
         "series",
-        parallel=False,
     ),
     "TransformedTargetRegressor, every step": Tool(
         meta(
@@ -251,7 +249,6 @@ TOOLS = {
             )
         ),
         reads_y=1,
-        parallel=False,
     ),
     "StackingRegressor": Tool(
         meta(
@@ -295,7 +292,7 @@ TOOLS = {
         meta(lambda est, n_jobs: TunedThresholdClassifierCV(est, cv=3, n_jobs=n_jobs)), "labels"
     ),
     "permutation_importance": Tool(importance, reads_x=1),
-    "partial_dependence": Tool(dependence, "series", reads_x=3, parallel=False),
+    "partial_dependence": Tool(dependence, "series", reads_x=3),
     "BaggingRegressor": Tool(
         meta(
             lambda est, n_jobs: BaggingRegressor(
@@ -307,7 +304,15 @@ TOOLS = {
         fits="ndarray",
     ),
 }
-PARALLEL = [name for name, tool in TOOLS.items() if tool.parallel]
+# what goes to processes and comes back: views and parts of them, targets, labels, matrices,
+# estimators, predictions, scores
+PARALLEL = [
+    "GridSearchCV",
+    "cross_val_predict, predict_proba",
+    "StackingRegressor",
+    "permutation_importance",
+    "BaggingRegressor",
+]
 ON_VIEWS: dict[str, list] = {}  # what each tool gave, for comparisons
 
 
@@ -368,6 +373,7 @@ def test_threads_give_what_one_gives(x, y):
             assert_same(search(GridSearchCV)(est, samples(x), samples(y), 2), expected)
 
 
+@pytest.mark.apart
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
@@ -410,6 +416,7 @@ FACES = {
 }
 
 
+@pytest.mark.apart
 @pytest.mark.slow
 @pytest.mark.parametrize("face", FACES)
 @pytest.mark.parametrize("dispatch", [False, True])
@@ -641,6 +648,7 @@ def scaled_fold_by_hand(est, x, y, train, test, axis):
     return fold_by_hand(est, (x - mean) / scale, y, train, test, axis)
 
 
+@pytest.mark.apart
 @pytest.mark.slow
 @pytest.mark.parametrize("face", ["samples", "timesteps"])
 @pytest.mark.parametrize("cached", [False, True])

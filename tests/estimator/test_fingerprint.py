@@ -19,6 +19,7 @@ from fluxutils_py import (
 )
 from fluxutils_py.data import digest as digest_module
 from fluxutils_py.errors import LoadError
+from fluxutils_py.estimator.fingerprint import LISTED, join_differences
 from fluxutils_py.nn import HFGRU, LSTM
 from fluxutils_py.optim import Chain, Clip
 from fluxutils_py.training import Checkpointer
@@ -277,6 +278,12 @@ def test_other_settings_are_refused_and_named(tmp_path, case):
     make(tmp_path, **before).fit(X, **y)  # its own goes on
 
 
+def test_of_many_differences_the_first_are_listed():
+    changed = [f"setting {i}" for i in range(LISTED + 2)]
+    assert join_differences(changed) == ", ".join([*changed[:LISTED], "and 2 more"])
+    assert join_differences(changed[:LISTED]) == ", ".join(changed[:LISTED])
+
+
 @pytest.mark.slow
 def test_many_differences_are_counted(tmp_path):
     make(tmp_path).fit(X, Y)
@@ -295,6 +302,8 @@ def test_hyper_parameters_of_ready_made_estimators_are_named(tmp_path):
     make(lr=0.001).fit(X, Y)
     with pytest.raises(LoadError, match=r"its fit: lr: 0\.001 -> 0\.002; call fit"):
         make(lr=0.002).fit(X, Y)
+    with pytest.raises(LoadError, match="scale_target: True -> False"):
+        make(lr=0.001, scale_target=False).fit(X, Y)
 
 
 # -- data ----------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ def delayed(n_series, n_steps, seed=0):
     return x, np.concatenate([np.zeros((1, n_series, 1)), x[:, :, :-1]], 2)
 
 
+@pytest.mark.apart
 @pytest.mark.slow
 @pytest.mark.parametrize("estimator", [Estimator, EstimatorRegressor, SequenceRegressor])
 @pytest.mark.parametrize("shape", [(1, 200), (2, 100)])

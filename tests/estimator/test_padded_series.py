@@ -100,6 +100,7 @@ BEFORE = {
 }
 
 
+@pytest.mark.apart
 @pytest.mark.slow
 @pytest.mark.parametrize("before", BEFORE)
 @pytest.mark.parametrize("per_series", [False, True])

@@ -113,6 +113,7 @@ def dropout():
     return nn.Sequential(LSTM(2, 5, num_layers=2, dropout=0.5), nn.Dropout(0.3), nn.Linear(5, 1))
 
 
+@pytest.mark.apart
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "model",
@@ -160,6 +161,7 @@ def test_models(model, dtype, tmp_path):
     assert repr(loaded.model_) == repr(est.model_)
 
 
+@pytest.mark.apart
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "scheduler",
@@ -947,6 +949,7 @@ def test_unfitted_copies_fit_alike(copied):
     assert torch.equal(net2vec(copied(est).fit(X, Y)), net2vec(est.fit(X, Y)))
 
 
+@pytest.mark.apart
 @pytest.mark.few
 @pytest.mark.parametrize(
     "copied", [copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))], ids=["deepcopy", "pickle"]

@@ -315,6 +315,7 @@ OTHER_UNITS = [
 ]
 
 
+@pytest.mark.apart
 @pytest.mark.slow
 @pytest.mark.parametrize(("loss", "by_hand"), OTHER_UNITS)
 @pytest.mark.parametrize("kind", [Estimator, EstimatorRegressor])

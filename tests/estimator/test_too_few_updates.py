@@ -163,6 +163,7 @@ def mean_loss(f, outputs, targets, weight=1.0):
     return float(np.nansum(each * weight) / weight.sum())
 
 
+@pytest.mark.apart
 @pytest.mark.slow
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("missing", [False, True])

@@ -78,6 +78,7 @@ def plain(n_classes=K, **settings):
 # -- labels ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.apart
 @pytest.mark.few
 @views
 @pytest.mark.parametrize("kind", LABELS)
@@ -243,6 +244,7 @@ def test_partial_fits_are_a_fit():
 # -- weights of classes ----------------------------------------------------------------------------------
 
 
+@pytest.mark.apart
 @pytest.mark.few
 @pytest.mark.parametrize(
     "class_weight", ["balanced", {"down": 1, "level": 5, "up": 0.5}, {"level": 3}]
@@ -328,6 +330,7 @@ def test_probabilities_are_without_the_weights_of_classes_and_labels_with_them(c
     assert (est.classes_[p.argmax(0)] != est.predict(X)[0]).any()
 
 
+@pytest.mark.apart
 @pytest.mark.few
 @pytest.mark.parametrize("settings", [{"cell": "linear"}, {"hidden_size": 4, "cell": "lstm"}])
 @pytest.mark.parametrize("class_weight", ["auto", "balanced"])

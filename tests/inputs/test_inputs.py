@@ -72,6 +72,7 @@ def same(a, b):
 # -- fit -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.apart
 @pytest.mark.few
 @pytest.mark.parametrize("layer", [LSTM, GRU])
 @pytest.mark.parametrize(

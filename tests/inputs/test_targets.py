@@ -149,6 +149,7 @@ def back(y):
     return y * 20 + 500
 
 
+@pytest.mark.apart
 @pytest.mark.slow
 @pytest.mark.parametrize("g", [1, 2])
 @pytest.mark.parametrize("view", [samples, timesteps])

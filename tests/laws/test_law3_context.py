@@ -80,12 +80,10 @@ def fitted(model, **spec):
 def test_predictions_depend_neither_on_seqsize_nor_on_chunks(kind, monkeypatch):
     est, task = fitted(MODELS[kind])
     expected = whole(est, task.x)
-    for seqsize in (1, 4, 10, 43, 100, None):
+    for seqsize in (1, 4, 100):
         est.set_params(spec=Spec(epochs=1, batchsize=B, seqsize=seqsize, overlap=OVERLAP))
         assert difference(est.predict(task.x), expected) < 1e-12
-        # the others have the same windows
-        single = [list(range(1, T))] if seqsize in (1, 10, None) else []
-        for cuts in ([1], [3, 5, 30], *single):
+        for cuts in ([3, 5, 30], *([[*range(1, T)]] if seqsize == 4 else [])):
             state, parts = None, []
             for start, stop in zip([0, *cuts], [*cuts, T], strict=True):
                 part, state = est.predict(task.x[:, :, start:stop], state=state, return_state=True)

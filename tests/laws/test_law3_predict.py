@@ -73,6 +73,7 @@ def in_chunks(est, x, cuts, state=None, **arguments):
     return np.concatenate(parts, 2), state
 
 
+@pytest.mark.apart
 @pytest.mark.few
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("layer", [LSTM, GRU, RNN])
@@ -85,6 +86,7 @@ def test_chunks_of_time_equal_the_whole(dtype, layer, cuts):
     assert np.abs(found - est.predict(x)).max() < CHUNKS[dtype]
 
 
+@pytest.mark.apart
 @pytest.mark.few
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("cuts", [[], [1], [7, 8, 30]])

@@ -23,6 +23,7 @@ def fit(task, loss=None, opt=adam, spec=spec, x=None, y=None, **kw):
     )
 
 
+@pytest.mark.apart
 @pytest.mark.few
 @pytest.mark.parametrize("shape", [(N,), (N, T), (1, N, T)])
 @pytest.mark.parametrize("value", [1, 3.0, 0.01])

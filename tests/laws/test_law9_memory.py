@@ -44,7 +44,7 @@ from tests.plain_networks import plain_classifier, plain_regressor
 
 from .conftest import N, T
 
-CASES = int(os.environ.get("CONTAINER_CASES", "150"))
+CASES = int(os.environ.get("CONTAINER_CASES", "80"))
 SHAPE = (2, 5, 11)
 TYPES = ["f2", "f4", ">f4", "f8", ">f8", "i1", "u1", "<u2", ">i4", "i8", "?"]
 ORDERS = list(itertools.permutations(range(3)))

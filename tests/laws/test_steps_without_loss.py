@@ -130,6 +130,7 @@ def test_validation_weighs_classes_as_training_does(x, rng):
     assert est.validation_loss_curve_ == pytest.approx(by_hand.validation_loss_curve_, rel=1e-9)
 
 
+@pytest.mark.apart
 @pytest.mark.few
 @pytest.mark.parametrize("form", ["native", "rows"])
 @pytest.mark.parametrize("cell", ["linear", "kernels", "lstm"])

@@ -46,10 +46,7 @@ def test_batches_of_each_ranks_own_need_as_many_ranks(ran):
 def test_rank_0_says_once_how_large_the_minibatches_are(ran):
     first, *others = json.loads((ran("elastic", 4) / "said.json").read_text())["lines"]
     line, *epochs = first.splitlines()
-    assert (
-        line
-        == "3 ranks share minibatches of 8 series (batchsize=8, scaling='strong')"
-    )
+    assert line == "3 ranks share minibatches of 8 series (batchsize=8, scaling='strong')"
     # verbose=True shows those, "auto" does not
     assert [epoch.split(":")[0] for epoch in epochs] == ["epoch 1"]
     assert others == [""] * 3

@@ -142,6 +142,7 @@ def uninterrupted(tmp_path_factory):
     return make(TensorBoard(folder, trigger=1)).fit(X, Y, validation_data=(XV, YV)), folder
 
 
+@pytest.mark.apart
 @pytest.mark.slow
 @pytest.mark.parametrize("every", [1, 4])
 @pytest.mark.parametrize("killed_at", [1, 4, 9, 10, 14, 27])
