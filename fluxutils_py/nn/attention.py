@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fluxutils_py.nn.kernels.modules import is_transformed
 from fluxutils_py.nn.linear_recurrence import append_zeros
 from fluxutils_py.nn.recurrent import Recur
 from fluxutils_py.nn.sizes import check_features, set_sizes
@@ -63,6 +64,15 @@ class _WindowedAttention(nn.Module):
         new_exists = past_exists.new_ones(S, B)
         exists = torch.cat([past_exists, new_exists])
         attended = self._attend_in_blocks(q, k, v, exists != 0)
+        if S > 1 and _has_nan(attended):
+            # a later step whose weight is 0 makes NaN of a number that is too large; a step by
+            # itself does not see it
+            seen = [slice(t, t + self.window) for t in range(S)]
+            steps = [
+                self._attend_in_blocks(q[t : t + 1], k[at], v[at], exists[at] != 0)
+                for t, at in enumerate(seen)
+            ]
+            attended = torch.cat(steps)
         # clones, because views would keep the whole window in memory
         state = (
             k[S:].clone(),
@@ -119,6 +129,11 @@ class _WindowedAttention(nn.Module):
         y = y.unflatten(0, (n_blocks, B))
         y = y.permute(0, 3, 1, 2, 4)
         return y.reshape(n_steps, B, H)[:S]
+
+
+def _has_nan(y: Tensor) -> bool:
+    """Whether there is a NaN; not where gradients are computed, which would be NaN too."""
+    return not (torch.is_grad_enabled() or is_transformed() or math.isfinite(y.sum()))
 
 
 def _attention_mask(exists: Tensor, n_past: int) -> Tensor:

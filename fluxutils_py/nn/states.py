@@ -172,10 +172,21 @@ def read_states(s: object) -> list[Tensor]:
             "state must be a list of tensors, as states(model) and predict(..., "
             f"return_state=True) return it; got {type(s).__name__}"
         )
-    try:
-        return [v.detach() if isinstance(v, Tensor) else torch.tensor(v) for v in s]
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"state must be a list of tensors or arrays of numbers: {error}") from error
+    tensors = []
+    for i, v in enumerate(s):
+        try:
+            # torch reads only the byte order of the machine
+            tensors.append(
+                v.detach()
+                if isinstance(v, Tensor)
+                else torch.tensor(v.astype(v.dtype.newbyteorder("=")))
+            )
+        except (AttributeError, TypeError) as error:
+            raise DataError(
+                f"state[{i}] must be a tensor or an array of numbers, got a {type(v).__name__} of "
+                f"dtype {getattr(v, 'dtype', None)}"
+            ) from error
+    return tensors
 
 
 def batch_dims(m: object) -> list[int]:

@@ -79,7 +79,10 @@ def read_file(
     content = _load_checked(path, expected, device)
     if not isinstance(content, dict) or content.get("kind") not in kinds:
         found = content.get("kind") if isinstance(content, dict) else None
-        raise LoadError(f"{path} is no {expected} file, its kind is {found!r}")
+        raise LoadError(
+            f"{path} is no {expected} file, its kind is {found!r}; fluxutils_py.load reads "
+            "estimators, pipelines and forecasters"
+        )
     if format is not None and content.get("format") != format:
         raise LoadError(
             f"{path} has format {content.get('format')}, this version reads {format}: update "

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from fluxutils_py import SequenceRegressor
-from fluxutils_py.auto import sequence_estimators
 from fluxutils_py.auto.last_targets import steps_to_learn_from
 from fluxutils_py.data import SampleWeight
+from fluxutils_py.estimator import fitting
 from fluxutils_py.inputs.inputs import Schema
 from fluxutils_py.inputs.targets import SeriesReader
 from tests.plain_networks import LagClassifier, LagRegressor
@@ -87,7 +87,7 @@ def test_groups_without_a_target_are_absent(cases):
 
 @pytest.mark.slow
 def test_the_choice_and_what_is_held_out_go_by_steps_with_a_target(monkeypatch):
-    monkeypatch.setattr(sequence_estimators, "VALIDATION_FRACTION", 0.4)
+    monkeypatch.setattr(fitting, "VALIDATION_FRACTION", 0.4)
     xs, ys = series([30, 25, 28])
     small = {"max_updates": 3, "hidden_size": 2, "batchsize": 3, "random_state": 0}
     small |= {"early_stopping": True, "verbose": False}

@@ -22,9 +22,9 @@ from fluxutils_py import (
     samples,
     timesteps,
 )
-from fluxutils_py.auto import sequence_estimators
 from fluxutils_py.auto.sequence_estimators import CELLS, FIXED
 from fluxutils_py.errors import DataError, SpecError
+from fluxutils_py.estimator import fitting
 from fluxutils_py.nn import GRU, LSTM, RNN, Recur
 from tests.plain_networks import plain_classifier, plain_regressor
 
@@ -227,7 +227,7 @@ def traced(make, x, y, *args, **settings):
     stopping = {"early_stopping": True, "callbacks": trace}
     est = make(**{**SMALL, **stopping, **{k: v for k, v in settings.items() if k != "lengths"}})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sequence_estimators, "VALIDATION_FRACTION", 0.3)
+        patch.setattr(fitting, "VALIDATION_FRACTION", 0.3)
         est.fit(x, y, *args, **{k: v for k, v in settings.items() if k == "lengths"})
     return est, torch.stack(trace.epochs)
 
@@ -461,7 +461,7 @@ def test_the_same_random_state_holds_out_the_same():
     (X, None, 0.5, "This SequenceRegressor estimator requires y to be passed, but the target y is None."),
 ])  # fmt: skip
 def test_data_that_cannot_be_divided(x, y, fraction, message, monkeypatch):
-    monkeypatch.setattr(sequence_estimators, "VALIDATION_FRACTION", fraction)
+    monkeypatch.setattr(fitting, "VALIDATION_FRACTION", fraction)
     est = plain_regressor(**SMALL, early_stopping=True)
     with pytest.raises(ValueError) as info:  # noqa: PT011  the whole message is compared
         est.fit(x, y)

@@ -77,7 +77,7 @@ def test_what_is_no_estimator_is_refused(tmp_path):
         fluxutils_py.load(tmp_path / "other.pt")
     with pytest.raises(FileNotFoundError, match="no such file"):
         fluxutils_py.load(tmp_path / "missing.pt")
-    with pytest.raises(ValueError, match=re.escape("path must be the name of a file, got ''")):
+    with pytest.raises(TypeError, match=re.escape("path must be the name of a file, got ''")):
         fluxutils_py.load("")
 
 

@@ -21,9 +21,9 @@ from fluxutils_py import (
     samples,
     timesteps,
 )
-from fluxutils_py.auto import sequence_estimators
 from fluxutils_py.data import blocks as blocks_module
 from fluxutils_py.errors import DataError, LoadError, SpecError
+from fluxutils_py.estimator import fitting
 from fluxutils_py.training import Checkpointer, EveryNSteps
 from tests.plain_networks import plain_regressor
 
@@ -185,7 +185,7 @@ def test_validation_is_scaled_alike_and_takes_no_part(x, y):
 
 
 def test_what_is_held_out_takes_no_part(x, y, monkeypatch):
-    monkeypatch.setattr(sequence_estimators, "VALIDATION_FRACTION", 0.3)
+    monkeypatch.setattr(fitting, "VALIDATION_FRACTION", 0.3)
     est = plain_regressor(**SMALL, early_stopping=True).fit(timesteps(x), timesteps(y))
     assert est.target_mean_ == pytest.approx(by_hand(y[:, :, : T - 6])[0], rel=1e-12)
 

@@ -256,18 +256,18 @@ def test_integer_inputs_have_no_place_for_a_shorter_history():
     [
         (
             [],
-            r"^state has 0 .*has 1: .*\(k, N, F\)",
+            r"the last inputs \(k, N, F\) .* got \[\]",
         ),
         (
             [np.zeros((6, N, 4))],
-            r"^state\[0\] .*\(6, 37, 4\).*\(k, N, 3\)",
+            r"\(k, N, F\) .* for F of \[3\] .* got \[\(6, 37, 4, torch.float64\)\]",
         ),
         ([np.zeros((6, 5, 3))], r"^state\[0\] .*5 series, .*37$"),
         (
             [np.zeros((6, N, 3), int)],
-            r"^state\[0\] .*torch.int64; .*floating",
+            r"the types of the inputs; got \[\(6, 37, 3, torch.int64\)\]",
         ),
-        ([None], r"^state\[0\] .*tensor .* got NoneType$"),
+        ([None], r"^state\[0\] .*tensor .* got a NoneType"),
     ],
 )
 def test_states_that_do_not_fit_are_named(state, message):

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from fluxutils_py import Estimator, Spec, net2vec, seqloss
-from fluxutils_py.auto import sequence_estimators
+from fluxutils_py.estimator import fitting
 from fluxutils_py.estimator.fitting import run_fit
 from tests.plain_networks import plain_regressor
 
@@ -252,7 +252,7 @@ def test_the_state_is_that_after_the_last_step_of_each_series(fitted, form):
 
 
 def test_early_stopping_holds_out_the_last_steps_of_one_series_that_begins_late(monkeypatch):
-    monkeypatch.setattr(sequence_estimators, "VALIDATION_FRACTION", 0.25)
+    monkeypatch.setattr(fitting, "VALIDATION_FRACTION", 0.25)
     task = make_task(n_series=1)
     model = partial(nn.Sequential, *task.plain())
     seen = []

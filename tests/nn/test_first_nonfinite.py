@@ -61,10 +61,3 @@ def test_looking_leaves_random_numbers_buffers_and_state_alone():
     assert torch.equal(model[0].state[0], state)
     assert all(torch.equal(a, b) for a, b in zip(buffers, model.buffers(), strict=True))
     assert not any(m._forward_hooks for m in model.modules())
-
-
-def test_the_compiled_trainer_names_it_too():
-    model = nn.Sequential(nn.Linear(3, 1), Logarithm())
-    nn.init.constant_(model[0].weight, -9.0)
-    message, _ = error_of(model, torch.ones(4, 3), compile=lambda f: f)
-    assert "module '1' (Logarithm)" in message

@@ -326,7 +326,7 @@ def test_bad_arguments_are_named():
         est.stream(0)
     with pytest.raises(ValueError, match=r"'predict' .*got 'predict_proba'$"):
         est.stream(method="predict_proba")
-    with pytest.raises(ShapeError, match=r"^state .*0 tensors, .*has 3$"):
+    with pytest.raises(ShapeError, match=r"^state .*0 tensors, .*has 3;"):
         est.stream(state=[])
     with pytest.raises(ShapeError, match=r"^state\[0\] .*4 series, .*has 3$"):
         est.stream(3, [*[torch.zeros(2, 4, 7)] * 2, torch.zeros(1, 4, 5)])

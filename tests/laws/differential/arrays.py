@@ -189,9 +189,5 @@ class Place:
         mask = np.isnan(a) | (a == GARBAGE["f"])
         return Duck(np.ma.MaskedArray(np.where(mask, NC_FILL, a).astype(a.dtype), mask), a.dtype)
 
-    def _packed(self, a, path):
-        """Says the dtype in the file, and gives unpacked values."""
-        return Duck(a, "int16")
-
     def _tensor(self, a, path):
         return torch.tensor(np.ascontiguousarray(a))

@@ -68,7 +68,6 @@ ORDERS = [
     "tensor",
     "series",
     "masked",
-    "packed",
 ]
 
 STACKS = {  # cells, and whether each begins a layer
@@ -311,9 +310,7 @@ def settle(case):
     )
     swapped = f"{c['dtype']} {c['y_dtype']}"  # torch has no other byte orders
     unless(c["order"] != "tensor" or ">" not in swapped, order="time")
-    unless(
-        not c["listed"] or c["order"] in ("C", "F", "time", "series", "masked", "packed"), order="C"
-    )
+    unless(not c["listed"] or c["order"] in ("C", "F", "time", "series", "masked"), order="C")
     if c["listed"]:
         c["view"] = False
     single = c["dtype"] not in ("float64", ">f8")

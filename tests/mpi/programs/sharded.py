@@ -24,9 +24,9 @@ from fluxutils_py import (
     net2vec,
     samples,
 )
-from fluxutils_py.auto import sequence_estimators
 from fluxutils_py.bobbin import assert_replica_integrity
 from fluxutils_py.data import h5mmap, h5save
+from fluxutils_py.estimator import fitting
 from fluxutils_py.nn import LSTM
 from fluxutils_py.parallel import get_communicator
 from fluxutils_py.training import Checkpointer, EveryNSteps
@@ -187,7 +187,7 @@ class Task:
     def sales(self):
         y = self.each(lambda a: 1e3 + 50 * np.asarray(a), self.holes)
         est = self.ready_made(QuietRegressor, early_stopping=True)
-        with patch.object(sequence_estimators, "VALIDATION_FRACTION", 0.3):
+        with patch.object(fitting, "VALIDATION_FRACTION", 0.3):
             return est.fit(self.x, y, self.weight, lengths=self.lengths, **self.how)
 
     def names(self):
@@ -204,7 +204,7 @@ class Task:
             self.each(samples, self.x),
             self.each(lambda c: np.where(c[0, :, 0] < "d", "low", "high"), self.classes),
         )
-        with patch.object(sequence_estimators, "VALIDATION_FRACTION", 0.4):
+        with patch.object(fitting, "VALIDATION_FRACTION", 0.4):
             return est.fit(x, y, **self.how)
 
     def integers(self):
