@@ -210,13 +210,13 @@ def _gradients_of_past(sensitivity: Sensitivity, d_state: Tensor) -> tuple[Tenso
 class _GatedLayer(Recur):
     """A Recur around a gated recurrence that it builds itself."""
 
-    inner: ClassVar[type[_GatedRecurrence]]
+    _inner: ClassVar[type[_GatedRecurrence]]
     n_in: int
     n_out: int
 
     def __init__(self, n_in: int, n_out: int, trainable_init: bool = False) -> None:
         set_sizes(self, n_in=n_in, n_out=n_out)
-        super().__init__(self.inner(self.n_in, self.n_out), trainable_init)
+        super().__init__(self._inner(self.n_in, self.n_out), trainable_init)
 
 
 class MinGRU(_GatedLayer):
@@ -259,7 +259,7 @@ class MinGRU(_GatedLayer):
     torch.Size([7, 4, 5])
     """
 
-    inner = _MinGRU
+    _inner = _MinGRU
 
 
 class MinLSTM(_GatedLayer):
@@ -297,7 +297,7 @@ class MinLSTM(_GatedLayer):
     torch.Size([7, 4, 5])
     """
 
-    inner = _MinLSTM
+    _inner = _MinLSTM
 
 
 class _DiagonalRecurrence(nn.Module):

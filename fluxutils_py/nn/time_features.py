@@ -288,14 +288,14 @@ class Lags(Recur):
 class _OverSpans(Recur):
     """A Recur around features of several spans, which it builds itself."""
 
-    inner: ClassVar[Callable[..., _TimeFeatures]]
+    _inner: ClassVar[Callable[..., _TimeFeatures]]
     per_span: ClassVar[int] = 1  # outputs of each feature
     n_in: int
 
     def __init__(self, n_in: int, spans: Sequence[int] = (5, 20, 80)) -> None:
         set_sizes(self, n_in=n_in)
         self.spans = _check_spans(self, "spans", spans, 1)
-        super().__init__(self.inner(self.n_in, self.spans))
+        super().__init__(self._inner(self.n_in, self.spans))
         self.n_out = self.per_span * self.n_in * len(self.spans)
 
 
@@ -334,7 +334,7 @@ class ExponentialMeans(_OverSpans):
     tensor([0.0000, 0.6667, 0.8571, 0.9333])
     """
 
-    inner = _ExponentialMeans
+    _inner = _ExponentialMeans
 
 
 class RollingStatistics(_OverSpans):
@@ -374,7 +374,7 @@ class RollingStatistics(_OverSpans):
             [0.0000, 2.0000, 2.0000, 2.0000]])
     """
 
-    inner = _RollingStatistics
+    _inner = _RollingStatistics
     per_span = 3
 
 

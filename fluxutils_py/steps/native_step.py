@@ -216,7 +216,10 @@ class PackedStep:
         """Copy states that others have set to where the steps are computed; False if one does not
         fit.
         """
-        return all(held.layer.state is held.state or _take_state(held) for held in self._held)
+        for held in self._held:  # no generator: this is a part of each step
+            if held.layer.state is not held.state and not _take_state(held):
+                return False
+        return True
 
     def state_address(self, index: int, op: Operation) -> int:
         """Return the address of an operation's states of all series in a tensor."""

@@ -154,7 +154,7 @@ class Checkpointer:
 
         Each needs ``state_dict()``, which returns plain data and tensors, and
         ``load_state_dict(state)``: modules, optimizers, schedulers, a :class:`Loop` (with its hooks
-        and triggers), datasets, :class:`RandomGenerators`. Or it is a dict or list of plain data,
+        and triggers), datasets, states of generators. Or it is a dict or list of plain data,
         such as ``track(settings={"lr": 0.01})``: :meth:`restore` then replaces the contents of that
         same dict or list; those within it are new ones.
 
