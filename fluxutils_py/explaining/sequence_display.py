@@ -108,19 +108,14 @@ class SequencePredictionDisplay:
             raise ShapeError(f"output is {output}, but y has {len(y)}")
         width = None if band is not None else _interval_width(est, output)
         chosen, truth, predicted, bands = [], [], [], []
-        for i in np.atleast_1d(series).tolist():
-            check_integer("series", i)
-            if not -n_series <= i < n_series:
-                raise ShapeError(f"series is {i}, but x has {n_series} series")
-            n = i % n_series
+        for n in _series_to_draw(series, n_series):
             parts = tuple(_only(a, n) for a in arrays)
             outputs = est.predict(parts if isinstance(x, tuple) else parts[0])
             chosen.append(n)
             predicted.append(outputs[output, 0, drawn])
             truth.append(_only(y, n)[output, 0, drawn])
             if band is not None:
-                lower, upper = (_only(end, n)[output, 0, drawn] for end in band)
-                bands.append((lower, upper))
+                bands.append(tuple(_only(end, n)[output, 0, drawn] for end in band))
             elif width is not None:
                 bands.append((predicted[-1] - width, predicted[-1] + width))
         display = cls(
@@ -198,6 +193,16 @@ def _new_axes(n_series: int) -> Any:
     for ax in axes:
         ax.spines[["top", "right"]].set_visible(False)
     return axes
+
+
+def _series_to_draw(series: int | Sequence[int], n_series: int) -> list[int]:
+    """Return numbers of series, counted from the first."""
+    chosen: list[int] = np.atleast_1d(series).tolist()
+    for i in chosen:
+        check_integer("series", i)
+        if not -n_series <= i < n_series:
+            raise ShapeError(f"series is {i}, but x has {n_series} series")
+    return [i % n_series for i in chosen]
 
 
 def _only(array: Any, n: int) -> np.ndarray:

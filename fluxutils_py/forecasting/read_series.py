@@ -58,6 +58,11 @@ def read_series(
         )
     if columns.hist or columns.futr or columns.stat:
         raise DataError("covariates are columns of data frames; an array (F, N, T) has none")
+    return _read_array(df, columns)
+
+
+def _read_array(df: object, columns: Columns) -> Panel:
+    """Return the series of an array."""
     array = as_series(df, "df")[0].array
     values = np.asarray(plain_block(array[:, :, :]), np.float64)
     # the networks' state would depend on it from then on
