@@ -95,27 +95,22 @@ class SequencePredictionDisplay:
         ShapeError
             If there is no such series or output, or an array is not (F, N, T).
         """
-        arrays = x if isinstance(x, tuple) else (x,)
-        shapes = [getattr(a, "shape", ()) for a in (*arrays, y, *(band or ()))]
-        if {len(shape) for shape in shapes} != {3} or len({shape[1:] for shape in shapes}) > 1:
-            raise ShapeError(
-                "this picture takes arrays (F, N, T) and (G, N, T) of equal N and T, got shapes "
-                f"{shapes}: give the array of a view, and one of several series as x[0][:, None]"
-            )
-        n_series, n_steps = y.shape[1:]
+        inputs = x if isinstance(x, tuple) else (x,)
+        n_series, n_steps = _check_arrays((*inputs, y, *(band or ())))
         drawn = slice(None) if steps is None else steps
         if not 0 <= output < len(y):
             raise ShapeError(f"output is {output}, but y has {len(y)}")
         width = None if band is not None else _interval_width(est, output)
         chosen, truth, predicted, bands = [], [], [], []
         for n in _series_to_draw(series, n_series):
-            parts = tuple(_only(a, n) for a in arrays)
+            parts = tuple(_only(a, n) for a in inputs)
             outputs = est.predict(parts if isinstance(x, tuple) else parts[0])
             chosen.append(n)
             predicted.append(outputs[output, 0, drawn])
             truth.append(_only(y, n)[output, 0, drawn])
             if band is not None:
-                bands.append(tuple(_only(end, n)[output, 0, drawn] for end in band))
+                lower, upper = band
+                bands.append((_only(lower, n)[output, 0, drawn], _only(upper, n)[output, 0, drawn]))
             elif width is not None:
                 bands.append((predicted[-1] - width, predicted[-1] + width))
         display = cls(
@@ -193,6 +188,17 @@ def _new_axes(n_series: int) -> Any:
     for ax in axes:
         ax.spines[["top", "right"]].set_visible(False)
     return axes
+
+
+def _check_arrays(arrays: Sequence[Any]) -> tuple[int, int]:
+    """Check that arrays have equal series and steps; return how many."""
+    shapes = [getattr(a, "shape", ()) for a in arrays]
+    if {len(shape) for shape in shapes} != {3} or len({shape[1:] for shape in shapes}) > 1:
+        raise ShapeError(
+            "this picture takes arrays (F, N, T) and (G, N, T) of equal N and T, got shapes "
+            f"{shapes}: give the array of a view, and one of several series as x[0][:, None]"
+        )
+    return shapes[0][1:]
 
 
 def _series_to_draw(series: int | Sequence[int], n_series: int) -> list[int]:
