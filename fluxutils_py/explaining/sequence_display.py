@@ -97,15 +97,15 @@ class SequencePredictionDisplay:
         """
         inputs = x if isinstance(x, tuple) else (x,)
         n_series, n_steps = _check_arrays((*inputs, y, *(band or ())))
-        drawn = slice(None) if steps is None else steps
+        drawn = steps or slice(None)
         if not 0 <= output < len(y):
             raise ShapeError(f"output is {output}, but y has {len(y)}")
         width = None if band is not None else _interval_width(est, output)
-        chosen, truth, predicted, bands = [], [], [], []
-        for n in _series_to_draw(series, n_series):
+        truth, predicted, bands = [], [], []
+        chosen = _series_to_draw(series, n_series)
+        for n in chosen:
             parts = tuple(_only(a, n) for a in inputs)
             outputs = est.predict(parts if isinstance(x, tuple) else parts[0])
-            chosen.append(n)
             predicted.append(outputs[output, 0, drawn])
             truth.append(_only(y, n)[output, 0, drawn])
             if band is not None:
@@ -192,7 +192,7 @@ def _new_axes(n_series: int) -> Any:
 
 def _check_arrays(arrays: Sequence[Any]) -> tuple[int, int]:
     """Check that arrays have equal series and steps; return how many."""
-    shapes = [getattr(a, "shape", ()) for a in arrays]
+    shapes: list[Any] = [getattr(a, "shape", ()) for a in arrays]
     if {len(shape) for shape in shapes} != {3} or len({shape[1:] for shape in shapes}) > 1:
         raise ShapeError(
             "this picture takes arrays (F, N, T) and (G, N, T) of equal N and T, got shapes "
