@@ -96,10 +96,8 @@ class SequencePredictionDisplay:
             If there is no such series or output, or an array is not (F, N, T).
         """
         inputs = x if isinstance(x, tuple) else (x,)
-        n_series, n_steps = _check_arrays((*inputs, y, *(band or ())))
+        n_series, n_steps = _check_arrays(inputs, y, band, output)
         drawn = steps or slice(None)
-        if not 0 <= output < len(y):
-            raise ShapeError(f"output is {output}, but y has {len(y)}")
         width = None if band is not None else _interval_width(est, output)
         truth, predicted, bands = [], [], []
         chosen = _series_to_draw(series, n_series)
@@ -190,14 +188,16 @@ def _new_axes(n_series: int) -> Any:
     return axes
 
 
-def _check_arrays(arrays: Sequence[Any]) -> tuple[int, int]:
-    """Check that arrays have equal series and steps; return how many."""
-    shapes: list[Any] = [getattr(a, "shape", ()) for a in arrays]
+def _check_arrays(inputs: Sequence[Any], y: Any, band: Any, output: int) -> tuple[int, int]:
+    """Check that arrays have equal series and steps, and y the output; return how many."""
+    shapes: list[Any] = [getattr(a, "shape", ()) for a in (*inputs, y, *(band or ()))]
     if {len(shape) for shape in shapes} != {3} or len({shape[1:] for shape in shapes}) > 1:
         raise ShapeError(
             "this picture takes arrays (F, N, T) and (G, N, T) of equal N and T, got shapes "
             f"{shapes}: give the array of a view, and one of several series as x[0][:, None]"
         )
+    if not 0 <= output < len(y):
+        raise ShapeError(f"output is {output}, but y has {len(y)}")
     return shapes[0][1:]
 
 
