@@ -40,9 +40,8 @@ class CallbackSupport(CallbackSupportMixin):
         *callbacks : object
             Objects with ``setup``, ``on_fit_task_begin``, ``on_fit_task_end`` and ``teardown``,
             such as ``sklearn.callback.ProgressBar()``; one whose ``on_fit_task_end`` returns True
-            after an epoch ends the training. They replace those of an earlier call. Callbacks of
-            this package, which ``Estimator(callbacks=...)`` takes, may be among them. On several
-            ranks, rank 0 alone calls those of scikit-learn.
+            after an epoch ends the training. They replace those of an earlier call. On several
+            ranks, rank 0 alone calls them.
 
         Returns
         -------
@@ -52,7 +51,7 @@ class CallbackSupport(CallbackSupportMixin):
         Raises
         ------
         TypeError
-            If one is neither.
+            If one is none, such as a callback of this package: ``callbacks`` takes these.
         ImportError
             If this version of scikit-learn has no callbacks.
 
@@ -62,106 +61,23 @@ class CallbackSupport(CallbackSupportMixin):
         its optimizer; on several ranks, it predicts on its rank alone. Clones have the same
         callbacks. ``X`` and ``y`` are those of ``fit``.
         """
-        require_support()
-        adapted = [_adapted(callback) for callback in callbacks]
-        set_all: Self = super().set_callbacks(*adapted)
+        if FitCallback is None:
+            raise ImportError(
+                f"set_callbacks needs scikit-learn's callbacks, which version 1.9 has, and "
+                f"{sklearn.__version__} has not: install another, or give callbacks of this "
+                "package, as in Estimator(callbacks=...)"
+            )
+        for callback in callbacks:
+            # a class has all methods too
+            if isinstance(callback, type) or not isinstance(callback, FitCallback):
+                raise TypeError(
+                    f"set_callbacks got {callback!r}, expected an object with setup, "
+                    "on_fit_task_begin, on_fit_task_end and teardown, as scikit-learn has them; a "
+                    "callback of this package goes to callbacks=[...] of the estimator, in a "
+                    "pipeline by set_params(estimator__callbacks=[...])"
+                )
+        set_all: Self = super().set_callbacks(*callbacks)
         return set_all
-
-
-def require_support() -> None:
-    """Raise ImportError unless scikit-learn has callbacks."""
-    if FitCallback is None:
-        raise ImportError(
-            f"set_callbacks needs scikit-learn's callbacks, which version 1.9 has, and "
-            f"{sklearn.__version__} has not: install another, or give callbacks of this package, "
-            "as in Estimator(callbacks=...)"
-        )
-
-
-class HookCallback:
-    """A callback of this package as one of scikit-learn: fits of this package's estimators call the
-    hook, others pass it by.
-    """
-
-    def __init__(self, hook: Any) -> None:
-        self.hook = hook
-
-    def setup(self, estimator: object, context: object) -> None:
-        pass
-
-    def teardown(self, estimator: object, context: object) -> None:
-        pass
-
-    def on_fit_task_begin(self, estimator: object, context: object) -> None:
-        pass
-
-    def on_fit_task_end(self, estimator: object, context: object) -> bool:
-        return False
-
-
-class PropagatedHook(HookCallback):
-    """A hook that a pipeline or a search hands on to the estimators inside."""
-
-    max_propagation_depth = None  # all levels
-
-
-def as_sklearn_callback(hook: Any) -> PropagatedHook:
-    """Return a callback of this package as one of scikit-learn, for pipelines and searches.
-
-    Parameters
-    ----------
-    hook : callable or object
-        What ``Estimator(callbacks=...)`` takes.
-
-    Returns
-    -------
-    object
-        For ``set_callbacks`` of ``Pipeline``, ``GridSearchCV`` and the like, which hand it on to
-        the estimators of this package inside.
-
-    Raises
-    ------
-    TypeError
-        If ``hook`` is no callback of this package.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from sklearn.pipeline import make_pipeline
-    >>> from fluxutils_py import SequenceRegressor, SequenceScaler, samples
-    >>> from fluxutils_py.estimator import as_sklearn_callback
-    >>> class Epochs:
-    ...     def on_epoch(self, loop):
-    ...         print("epoch", loop.epoch + 1)
-    >>> x = np.random.default_rng(0).normal(size=(2, 5, 40)).astype("float32")  # (F, N, T)
-    >>> est = SequenceRegressor(cell="linear")
-    >>> pipe = make_pipeline(SequenceScaler(), est).set_callbacks(as_sklearn_callback(Epochs()))
-    >>> _ = pipe.fit(samples(x), samples(x[:1]))
-    epoch 1
-    """
-    require_support()
-    _check_hook(hook)
-    return PropagatedHook(hook)
-
-
-def _adapted(callback: Any) -> Any:
-    """Return a callback of scikit-learn: itself, or one around a hook of this package."""
-    # a class has all methods too
-    if isinstance(callback, FitCallback) and not isinstance(callback, type):
-        return callback
-    _check_hook(callback)
-    return HookCallback(callback)
-
-
-def _check_hook(hook: Any) -> None:
-    events = ("on_start", "on_step", "on_epoch", "on_end", "on_close", "add_to")
-    is_hook = callable(hook) or any(hasattr(hook, event) for event in events)
-    if isinstance(hook, type) or not is_hook:
-        raise TypeError(
-            f"set_callbacks got {hook!r}, which is no callback: expected an object with setup, "
-            "on_fit_task_begin, on_fit_task_end and teardown, as scikit-learn has them, or a "
-            "callback of this package, with on_step or on_epoch"
-        )
 
 
 # -- tasks ---------------------------------------------------------------------------------------
@@ -217,12 +133,7 @@ def run_as_one_task(
 
 def hooks_of(est: Any) -> list[Any]:
     """Return the hooks that a loop has to call for the callbacks of an estimator."""
-    callbacks = vars(est).get(ATTRIBUTE)
-    if not callbacks:
-        return []
-    hooks = [callback.hook for callback in callbacks if isinstance(callback, HookCallback)]
-    tasks = _running.get(est)
-    return hooks if tasks is None else [*hooks, tasks]
+    return [_running[est]] if has_callbacks(est) and est in _running else []
 
 
 def begin_fit(

@@ -20,7 +20,6 @@ from fluxutils_py import (
     samples,
     sklearn_callbacks,
 )
-from fluxutils_py.estimator import as_sklearn_callback
 from fluxutils_py.forecasting import Forecaster
 
 callback = pytest.importorskip("sklearn.callback", reason="scikit-learn >= 1.9 has callbacks")
@@ -214,23 +213,9 @@ def test_searches_hand_callbacks_on(data, search, n_jobs, capsys):
     assert "Estimator - fit" in out
 
 
-@pytest.mark.slow
-def test_a_hook_of_this_package_through_a_pipeline(data):
-    x, y = data
-    hook = Counting()
-    pipe = make_pipeline(SequenceScaler(), network(3)).set_callbacks(as_sklearn_callback(hook))
-    pipe.fit(samples(x), samples(y))
-    assert hook.epochs == [0, 1, 2]
-    network(2).set_callbacks(hook).fit(x, y)  # an estimator takes it as it is
-    assert hook.epochs == [0, 1, 2, 0, 1]
-
-
 class Counting:
-    def __init__(self):
-        self.epochs = []
-
     def on_epoch(self, loop):
-        self.epochs.append(loop.epoch)
+        pass
 
 
 def test_propagated_from_a_pipeline(data):
@@ -241,13 +226,11 @@ def test_propagated_from_a_pipeline(data):
     assert record.calls.count("begin epoch 1") == 1
 
 
-@pytest.mark.parametrize("wrong", [5, Record, object()])
+@pytest.mark.parametrize("wrong", [5, Record, Counting()])
 def test_what_is_no_callback_is_refused(wrong):
     est = network().set_callbacks(Record())
-    with pytest.raises(TypeError, match="set_callbacks"):
+    with pytest.raises(TypeError, match=r"set_callbacks.*callbacks=\["):
         est.set_callbacks(wrong)
-    with pytest.raises(TypeError, match="callback"):
-        as_sklearn_callback(wrong)
     assert len(est._skl_callbacks) == 1
 
 
@@ -271,6 +254,4 @@ def test_an_older_scikit_learn_has_none(monkeypatch, data):
     monkeypatch.setattr(sklearn_callbacks, "FitCallback", None)
     with pytest.raises(ImportError, match=r"scikit-learn.*1\.9"):
         network().set_callbacks(Record())
-    with pytest.raises(ImportError, match=r"scikit-learn.*1\.9"):
-        as_sklearn_callback(Counting())
     network(1).fit(*data)

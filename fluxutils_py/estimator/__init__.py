@@ -8,7 +8,6 @@ from fluxutils_py.estimator.spec import Spec
 from fluxutils_py.estimator.streams.streaming import EstimatorStream, stream
 from fluxutils_py.estimator.streams.watched_stream import WatchedStream
 from fluxutils_py.estimator.typed_estimators import EstimatorClassifier, EstimatorRegressor
-from fluxutils_py.sklearn_callbacks import as_sklearn_callback
 
 __all__ = [
     "Estimator",
@@ -18,7 +17,6 @@ __all__ = [
     "LossCurveDisplay",
     "Spec",
     "WatchedStream",
-    "as_sklearn_callback",
     "check_export",
     "export",
     "flatten_steps",

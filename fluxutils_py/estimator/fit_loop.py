@@ -25,7 +25,6 @@ from fluxutils_py.nn.compiling import compile_arguments, compiled
 from fluxutils_py.nn.losses import SeqLoss
 from fluxutils_py.nn.model_windows import (
     cached_window_mode,
-    require_step_outputs,
     takes_gaps,
     takes_windows,
 )
@@ -263,8 +262,6 @@ def cut_for_model(data: FitData, model: nn.Module) -> FitData:
     try:
         with seeded(0):  # restores the generators; the lock keeps other fits out
             takes_windows(model, steps)
-            if not isinstance(data.loss, SeqLoss):  # which compares shapes at each window
-                require_step_outputs(model, steps)
     except ShapeError as error:
         if isinstance(data.loss, SeqLoss):
             raise

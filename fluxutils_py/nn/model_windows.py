@@ -290,21 +290,6 @@ def output_remedy(shape: torch.Size, window: torch.Size) -> str:
     )
 
 
-def require_step_outputs(model: nn.Module, xs: Tensors) -> None:
-    """Raise ShapeError if the outputs of a model for a window lack axes.
-
-    It is tried out like in :func:`takes_windows`.
-    """
-    run = _run_whole if takes_windows(model, xs) else _run_stepwise
-    with _trial(model, xs) as (twin, sample):
-        missing_axes = _describe_missing_axes(sample[0].shape, _attempt(run, twin, sample))
-    if missing_axes is not None:
-        raise ShapeError(
-            f"the model {type(model).__name__}: {missing_axes}; a loss would broadcast them with "
-            "targets (S, B, G), each series with each"
-        )
-
-
 def _unknown_state(model: nn.Module) -> ShapeError:
     """Return the error of a model that keeps a state that :func:`reset` does not know, and the next
     series would start from.

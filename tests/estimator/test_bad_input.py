@@ -1075,15 +1075,16 @@ def squared(yhat, y):
     return (yhat - y) ** 2
 
 
-def test_outputs_without_an_axis_are_an_error_in_a_criterion_and_a_warning_in_a_loss():
+def test_outputs_without_an_axis_are_an_error_of_a_criterion_and_of_predict():
     square = (X[:, :, :N], Y[:, :, :N])
     spec = {"epochs": 1, "batchsize": N, "seqsize": N}
     with pytest.raises(ShapeError, match=r"\(5, 5\) for targets of shape \(5, 5, 1\)"):
         Estimator(NoOutputAxis(), squared, spec=spec).fit(*square)
     # a loss may call the model in its own way
-    loss = partial(lambda f, model, xs, ys: f(model(xs), ys).mean(), squared)
-    with pytest.warns(UserWarning, match=r"predict will fail: .*\(3, 4\) .*broadcast"):
-        Estimator(NoOutputAxis(), loss, spec=spec).fit(*square)
+    loss = partial(lambda f, model, xs, ys: f(model(xs), ys[..., 0]).mean(), squared)
+    est = Estimator(NoOutputAxis(), loss, spec=spec).fit(*square)
+    with pytest.raises(ShapeError, match=r"gave an output of shape|axis"):
+        est.predict(square[0])
 
 
 def test_partial_fit_on_other_features(est):

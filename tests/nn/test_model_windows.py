@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import re
 import threading
 import weakref
 
@@ -15,7 +14,6 @@ from fluxutils_py.nn import GRU, LSTM, BatchNorm, Recur
 from fluxutils_py.nn import model_windows as windows_module
 from fluxutils_py.nn.model_windows import (
     prediction_copy,
-    require_step_outputs,
     run_window,
     takes_windows,
 )
@@ -183,22 +181,6 @@ def test_an_output_unpacked_as_a_tuple_is_told_that_it_is_none():
     model = Module(forward, rnn=LSTM(3, 4), out=nn.Linear(4, 2))
     with pytest.raises(ShapeError, match=r"values to unpack.*output alone, not a tuple"):
         takes_windows(model, (torch.randn(7, 6, 3),))
-
-
-@pytest.mark.parametrize(
-    ("cut", "shape"), [(lambda y: y[..., 0], (3, 4)), (lambda y: y[0], (4, 2))]
-)
-def test_outputs_that_lack_an_axis_are_found_without_a_trace(cut, shape):
-    model = Module(lambda m, x: cut(m.out(m.rnn(x))), rnn=LSTM(3, 4), out=nn.Linear(4, 2))
-    model.takes_windows = True
-    before = [t.clone() for t in model.state_dict().values()]
-    generator = torch.get_rng_state()
-    with pytest.raises(ShapeError, match=re.escape(f"shape {shape} for a window of (3, 4, 3)")):
-        require_step_outputs(model, (torch.randn(7, 6, 3, generator=torch.Generator()),))
-    assert torch.get_rng_state().equal(generator)
-    assert model.rnn.state is None
-    pairs = zip(before, model.state_dict().values(), strict=True)
-    assert all(a.equal(b) for a, b in pairs)
 
 
 def test_models_that_run_neither_way_say_why():
