@@ -65,9 +65,9 @@ class Segments:
 
     @cached_property
     def common_series(self) -> slice | None:
-        """The series as a slice, or None if they are not consecutive."""
+        """The series as a slice, or None if they are not consecutive, or none."""
         distances = np.diff(self.series)
-        if (distances != 1).any():
+        if not len(self) or (distances != 1).any():
             return None
         first = int(self.series[0])
         return slice(first, first + len(self))
@@ -173,7 +173,7 @@ class Segments:
         """Return which steps of some series are in a row: bool (N, T), None if all."""
         # the usual case, without a mask: consecutive series with these steps in common
         common = self.common_series
-        first = self.common_start
+        first = None if common is None else self.common_start
         if common is not None and first is not None:
             has_series = common.start <= series.start and series.stop <= common.stop
             if has_series and first <= steps.start and steps.stop <= first + self.min_length:

@@ -355,7 +355,9 @@ def _trial(model: nn.Module, xs: Tensors) -> Iterator[tuple[nn.Module, list[Tens
     # a separate generator, and no wait for threads that have borrowed the global ones: they may
     # wait for this one
     generator = torch.Generator().manual_seed(0)
-    with torch.random.fork_rng(devices=devices), torch.no_grad():
+    # in inference mode tensors would have no versions, which tell whether a model keeps a state
+    rng = torch.random.fork_rng(devices=devices)
+    with rng, torch.inference_mode(False), torch.no_grad():
         twin = deep_copy(model).eval()
         _disturb(twin, generator)
         # the number of series differs from that of features, to tell axes apart

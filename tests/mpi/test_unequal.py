@@ -81,7 +81,7 @@ OF_FORECASTER = {
     "refit=None": ("Forecaster.cross_validation on rank 0", "Forecaster.fit on rank 1"),
     "max_steps of a walk": ("max_steps: 2", "3"),
     "callbacks": ("preemption", "none"),
-    "static": ("the static covariates",),
+    "static": ("the series",),
     "inferred freq": ("the frequency: 1", "2"),
     "frame": ("the number of series",),
 }

@@ -15,6 +15,7 @@ from fluxutils_py.data.hdf5.attributes import fnt_axes, read_axes, read_names, w
 from fluxutils_py.data.hdf5.h5lazy import H5Lazy
 from fluxutils_py.data.hdf5.h5map import H5Map
 from fluxutils_py.data.hdf5.opening import (
+    FileReplaced,
     PathLike,
     check_path,
     describe,
@@ -28,6 +29,8 @@ from fluxutils_py.data.hdf5.opening import (
     wrap_h5_errors,
 )
 from fluxutils_py.errors import H5DataError
+
+ATTEMPTS = 100  # to open a file that is being replaced
 
 
 def h5mmap(
@@ -102,7 +105,13 @@ def h5mmap(
         )
     if fallback not in ("lazy", "error", "read"):
         raise H5DataError(f"{where}: fallback must be 'lazy', 'error' or 'read', got {fallback!r}")
-    result = _try_map(path, name, axes, mode)
+    for left in reversed(range(ATTEMPTS)):
+        try:
+            result = _try_map(path, name, axes, mode)
+            break
+        except FileReplaced:  # between reading the layout and mapping: the layout is read again
+            if not left:
+                raise
     if not isinstance(result, str):
         return result
     if mode == "r+":

@@ -111,6 +111,10 @@ def describe(path: PathLike, name: str) -> str:
 # -- versions of a file ----------------------------------------------------------------------------
 
 
+class FileReplaced(H5DataError):
+    """The file at a path is not the one that is meant."""
+
+
 class FileIdentity(NamedTuple):
     """Distinguishes a file from one that is put in its place; None for what may change."""
 
@@ -159,10 +163,10 @@ def check_same_file(path: str, current: FileIdentity, expected: FileIdentity) ->
 
     Raises
     ------
-    H5DataError
+    FileReplaced
     """
     if not current.matches(expected):
-        raise H5DataError(
+        raise FileReplaced(
             f"{path}: this is not the file that was mapped or opened, as it was: it has been "
             "replaced, copied or written to since; open it where it is needed with h5mmap, or map "
             "it again and send that"

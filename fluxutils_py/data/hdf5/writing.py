@@ -40,7 +40,7 @@ from fluxutils_py.data.hdf5.opening import (
 )
 from fluxutils_py.data.parts import indbatch
 from fluxutils_py.errors import DataError, H5DataError
-from fluxutils_py.files import atomic_path
+from fluxutils_py.files import atomic_path, remove_leftovers
 from fluxutils_py.validation import check_integer
 
 ALIGN = {"alignment_threshold": 1, "alignment_interval": 64}  # of raw data in the file, in bytes
@@ -374,6 +374,7 @@ def h5create(
             f"{where} cannot be created: the file exists already; give the array a file of its "
             "own, or pass exist_ok=True to write to one that the file has"
         )
+    remove_leftovers(os.path.realpath(path))  # of a process that died as the file appeared
     array = h5mmap(path, name, mode="r+")
     if (array.shape, array.dtype) != (sizes, numpy_type):
         raise H5DataError(

@@ -30,8 +30,10 @@ class Watch:
         if loop.step == 60:
             loop.stop()
 
-path = folder / f"{n_steps}.h5"
-x, y = (h5create(path, name, (n, N, n_steps), "f4", sparse=True) for name, n in (("x", F), ("y", 1)))
+x, y = (
+    h5create(folder / f"{name}{n_steps}.h5", name, (n, N, n_steps), "f4", sparse=True)
+    for name, n in (("x", F), ("y", 1))
+)
 warm = Watch()
 model = nn.Sequential(LSTM(F, 16), nn.Linear(16, 1))
 est = Estimator(model, None, None, Spec(1, 64, 64, shuffle=True), callbacks=warm, random_state=0)
@@ -42,7 +44,7 @@ est.predict(x[:, :64, :part], out=out[:, :, :part])
 print(json.dumps({
     "growth": max(warm.peak, anonymous()) - warm.before,
     "bytes": x.nbytes,
-    "on_disk": (folder / f"{n_steps}.h5").stat().st_blocks * 512,
+    "on_disk": (folder / f"x{n_steps}.h5").stat().st_blocks * 512,
 }))
 """
 
