@@ -16,9 +16,9 @@ LARGEST_TIME = 2**62  # integer times, so that the steps after them are integers
 LARGEST_EXACT = 2**53  # integers up to it are floats without rounding
 
 
-def require(name: str, extra: str = "forecast") -> Any:
+def require(name: str) -> Any:
     """Import a library that frames need, or raise ImportError that says what to install."""
-    return require_package(name, extra, "work with data frames")
+    return require_package(name, "forecast", "work with data frames")
 
 
 def is_frame(value: object) -> bool:
