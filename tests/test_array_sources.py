@@ -14,7 +14,7 @@ ROWS = re.findall(
     r"^\| ([^|]+) \| `([^`]+)` \| ([^|]+) \| ([^|]+) \|$", GUIDE.read_text("utf-8"), re.MULTILINE
 )
 SPEC = {"epochs": 1, "batchsize": 2, "seqsize": 7}
-ROWS_OF_ONE_SERIES = ("frame.", "pq.", 'from_frame("x')
+ROWS_OF_ONE_SERIES = ("frame.", "pq.")
 
 
 @pytest.fixture(scope="module")
@@ -94,15 +94,6 @@ def write_long_frame(x):
     return {"from_frame": from_frame, "df": df.sample(fraction=1, shuffle=True, seed=0)}
 
 
-def write_long_parquet(x):
-    import pyarrow
-    import pyarrow.parquet as pq
-
-    table = pyarrow.table({"t": np.arange(x.shape[2]), "a": x[0, 0], "b": x[1, 0]})
-    pq.write_table(table, "x.parquet")
-    return {"from_frame": from_frame}
-
-
 def write_parquet(x):
     import pyarrow
     import pyarrow.parquet as pq
@@ -123,7 +114,6 @@ WRITERS = {
     "jax.numpy": write_jax,
     "frame.to_numpy": write_frame,
     "from_frame(df": write_long_frame,
-    'from_frame("x': write_long_parquet,
     "pq.read_table": write_parquet,
 }
 
@@ -148,4 +138,4 @@ def test_the_code_of_a_row_gives_what_was_stored(source, code, values, tmp_path,
 
 
 def test_the_table_has_all_sources():
-    assert len(ROWS) == 14
+    assert len(ROWS) == 13

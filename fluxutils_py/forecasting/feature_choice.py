@@ -17,8 +17,6 @@ MOST_SEASONS = 8  # largest long season, in seasons
 SMALLEST_SCALE = 1e-6  # of a series, relative to the typical change of all
 # of a series that has a say in the choice of a long season, relative to the largest
 LEAST_CHANGE = 0.002
-FEW = 0.05  # largest share of values that may stand for missing ones, of all and of a series
-SMALL = 1 / 3  # of the median of a series: values that lead down to 0
 LEAST_SHARE = 0.02  # share of the variance of errors that a long season must explain
 
 
@@ -72,13 +70,9 @@ def choose_features(
     season: int,
     lag: int | str | None,
     transform: str,
-    ids: np.ndarray,
 ) -> Features:
     """Choose from the data what the user leaves open: transform, long season, and the
     input size and unit.
-
-    Warns if a few values, which look like missing ones, are why logarithms are not used; ``ids``
-    are the names of the series.
 
     Raises
     ------
@@ -91,7 +85,13 @@ def choose_features(
     smallest = float(np.fmin.reduce(source.values[0], initial=np.nan))
     if np.isnan(smallest):
         raise DataError("there is no value to learn from: the target is missing everywhere")
-    log = _takes_logarithms(transform, smallest, source, ids)
+    if transform == "log" and smallest <= 0:
+        raise DataError(
+            f"transform='log' needs positive values, and the smallest is {smallest:g}: write NaN "
+            "where it stands for a missing value, which forecasts do not need; else use "
+            "transform='none'"
+        )
+    log = transform != "none" and smallest > 0
     z = np.log(values) if log else values
     unit = typical_change(z, season)
     if lag is None:
@@ -114,43 +114,6 @@ def choose_features(
         nonnegative=smallest >= 0,
         wander=usual_wander(z, h),
     )
-
-
-def _takes_logarithms(
-    transform: str, smallest: float, source: PackedSeries, ids: np.ndarray
-) -> bool:
-    if smallest > 0 or transform == "none":
-        return transform != "none"
-    known = source.values[0][~np.isnan(source.values[0])]
-    n_low = int((known <= 0).sum())
-    series = np.split(source.values[0], source.offsets[1:])
-    low = [i for i, values in enumerate(series) if (values <= 0).any()]
-    found = (
-        f"{n_low} of {len(known)} values are 0 or below (the first in series {ids[low[0]]!r}; the "
-        f"smallest is {smallest:g}): write NaN where they stand for missing values, which "
-        "forecasts do not need; if they are true, use transform='none'"
-    )
-    if transform == "log":
-        raise DataError(f"transform='log' needs positive values, and {found}")
-    if n_low <= FEW * len(known) and all(_are_apart(series[i]) for i in low[:N_SERIES]):
-        warn(f"logarithms are not modelled, since {found}")
-    return False
-
-
-def _are_apart(values: np.ndarray) -> bool:
-    """Whether the values of a series that are 0 or below are few and apart from all others, as if
-    they stood for missing ones.
-
-    Positive values below a third of their median are then fewer. Of counts with a small mean, or
-    values that vary around 0, they are more.
-    """
-    positive = values[values > 0]
-    # a series without any teaches nothing of its own
-    if not len(positive):
-        return True
-    n_low = int((values <= 0).sum())
-    n_small = int((positive <= SMALL * np.median(positive)).sum())
-    return n_low <= FEW * (len(positive) + n_low) and n_small < n_low
 
 
 def typical_change(z: np.ndarray, season: int) -> float:

@@ -437,19 +437,14 @@ def forecasts(
     return _denormalised(fitted, past, by_model)
 
 
-def warn_short_series(
-    season: int, lengths: np.ndarray, ids: np.ndarray, only: np.ndarray | None = None
-) -> None:
-    """Warn of series that are not longer than a season, among all or those with the numbers
-    ``only``.
-    """
+def warn_short_series(season: int, lengths: np.ndarray, ids: np.ndarray) -> None:
+    """Warn of series that are not longer than a season."""
     # not an error: such series profit from the others
-    series = np.arange(len(lengths)) if only is None else only
-    short = series[lengths[series] <= season]
+    short = np.flatnonzero(lengths <= season)
     if len(short):
         first = short[0]
         warn(
-            f"{len(short)} of {len(series)} series have no more steps than a season of {season} "
+            f"{len(short)} of {len(lengths)} series have no more steps than a season of {season} "
             f"(series {ids[first]!r} has {lengths[first]}): where the season before "
             "is not known, they are forecast from their last value"
         )

@@ -216,17 +216,8 @@ def _as_type(hint: Any, value: Any) -> Any:
 
 
 def _parse_type(text: str) -> Any:
-    """Parse the ``repr`` of a data type of narwhals or pyarrow."""
+    """Parse the ``repr`` of a data type of narwhals; one of pyarrow, in files of 0.2.0, is text."""
     nw = require("narwhals")
-    if match := re.fullmatch(r"DataType\((\w+)\)", text):
-        return require("pyarrow").type_for_alias(match[1])
-    if match := re.fullmatch(
-        r"DictionaryType\(dictionary<values=(\w+), indices=(\w+), ordered=([01])>\)", text
-    ):
-        pa = require("pyarrow")
-        # with the type of the codes, without which columns cannot be joined
-        values, indices = (pa.type_for_alias(match[i]) for i in (1, 2))
-        return pa.dictionary(indices, values, ordered=match[3] == "1")
     if match := re.fullmatch(r"Datetime\(time_unit='(\w+)', time_zone=(?:None|'([^']*)')\)", text):
         return nw.Datetime(match[1], match[2])
     if match := re.fullmatch(r"Enum\(categories=(\[.*\])\)", text, re.DOTALL):

@@ -144,9 +144,7 @@ def choose_inputs(settings: ForecasterSettings, columns: Columns, panel: Panel) 
     transform = settings.transform
     if transform == "auto" and loss == "mse":
         transform = "none"  # the mean of logarithms is not the logarithm of the mean
-    features = choose_features(
-        source, int(settings.h), int(season), long_season, transform, panel.ids
-    )
+    features = choose_features(source, int(settings.h), int(season), long_season, transform)
     if loss == "smape" and not features.log:
         raise SpecError(
             "loss='smape' compares logarithms, which are not modelled here; use loss='mae'"

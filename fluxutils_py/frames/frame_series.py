@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import math
-import os
-from collections.abc import Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-import h5py
 import numpy as np
-from numpy.typing import DTypeLike
 
-from fluxutils_py.data import h5mmap
-from fluxutils_py.data.hdf5.attributes import write_names
-from fluxutils_py.data.hdf5.writing import allocate, new_file, take_room
 from fluxutils_py.errors import DataError, ShapeError, SpecError
-from fluxutils_py.frames.frames import Frame, as_target, make_frame
+from fluxutils_py.frames.frames import Frame, make_frame
 from fluxutils_py.frames.panel import (
-    FrameRows,
     Panel,
     missing_values,
+    read_rows,
     require_one_role,
     value_per_series,
-    warn_empty_steps,
 )
 
 
@@ -37,8 +28,6 @@ def from_frame(
     *,
     freq: Any = None,
     per_series: bool = False,
-    dtype: DTypeLike | None = None,
-    h5: str | os.PathLike[str] | None = None,
 ) -> FrameSeries:
     """Turn a data frame with one row per series and time into arrays that estimators take.
 
@@ -47,9 +36,8 @@ def from_frame(
 
     Parameters
     ----------
-    df : data frame of pandas or polars, table of pyarrow, or path
-        The path of a Parquet file, or of a folder of such files; only the columns that are named
-        are read. Rows may be in any order.
+    df : data frame of pandas or polars, or table of pyarrow
+        Rows may be in any order.
     id_col : str, optional
         Column that says which series a row belongs to. None: all rows are one series. Series are
         in increasing order of their ids.
@@ -57,21 +45,13 @@ def from_frame(
         Column of dates or integers. None: the rows of a series are its steps, in their order.
     x, y : str or list of str
         Columns of inputs, which are numbers, and of targets, which are numbers, or labels (text,
-        categories). Targets keep the type of their column; integers and booleans are float64 where
-        some are missing, and labels objects.
+        categories). Inputs are float32 if all of them are, else float64. Targets keep the type of
+        their column; integers and booleans are float64 where some are missing, and labels objects.
     freq : str, int or pandas offset, optional
         Length of a step, such as ``"h"``, ``"15min"``, ``"MS"``. None: the most usual difference
         between times, months or business days where all times follow them.
     per_series : bool
         Whether a series has one target, which all of its rows have: ``y`` then is (N,) or (N, G).
-        Not with ``h5``.
-    dtype : dtype, optional
-        Of ``x``. None: float32 if all columns of ``x`` are, else float64.
-    h5 : path-like, optional
-        HDF5 file to write ``x`` and ``y`` to, in two passes over the data with memory for a few
-        hundred thousand rows at a time. A file of that name is replaced when the new one is
-        complete. Shorter series are NaN after their end; a dataset ``lengths``, (N,), has the
-        number of steps of each.
 
     Returns
     -------
@@ -82,7 +62,7 @@ def from_frame(
     ------
     DataError
         If the data cannot be used: two rows of one time, times between two steps, a missing id or
-        time, a number that a type does not hold. It names column and row.
+        time. It names column and row.
 
     Examples
     --------
@@ -95,21 +75,8 @@ def from_frame(
     >>> list(series.to_frame(series.y).columns)
     ['town', 'at', 'load_hat']
     """
-    if per_series and h5 is not None:
-        raise ValueError(
-            "a file h5 has a target per step; read those of series by "
-            "from_frame(df, id_col, y=..., per_series=True)"
-        )
-    request = Request(
-        id_col,
-        time_col,
-        _as_names(x, "x"),
-        _as_names(y, "y"),
-        per_series,
-        freq,
-        None if dtype is None else np.dtype(dtype),
-    )
-    return _read(df, request, h5)
+    request = Request(id_col, time_col, _as_names(x, "x"), _as_names(y, "y"), per_series, freq)
+    return _read(df, request)
 
 
 def _as_names(columns: Sequence[str] | str | None, argument: str) -> tuple[str, ...]:
@@ -137,9 +104,7 @@ class Request:
     y: tuple[str, ...]
     per_series: bool = False
     freq: Any = None
-    dtype: np.dtype | None = None
     zone: str | None = None
-    target_types: dict[str, np.dtype] = field(default_factory=dict)  # of the columns
 
     def __post_init__(self) -> None:
         lists = {"x": self.x, "y": self.y}
@@ -148,13 +113,13 @@ class Request:
             if len(set(columns)) < len(columns):
                 raise SpecError(f"{argument} names a column twice: {', '.join(columns)}")
 
-    def rows(self, df: Any, in_parts: bool = False) -> FrameRows:
-        """Return the rows of a frame, with the columns that are named here."""
+    def columns(self) -> dict[str, str]:
+        """Return the columns that are named here, each with its argument."""
         columns = dict.fromkeys(self.y, "y") | dict.fromkeys(self.x, "x")
         for argument in ("id_col", "time_col"):
             if (column := getattr(self, argument)) is not None:
                 columns[column] = argument
-        return FrameRows(df, columns, self.id_col, self.time_col, in_parts)
+        return columns
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,12 +128,10 @@ class FrameSeries:
 
     Attributes
     ----------
-    x : ndarray or H5Map (F, N, T), or list of ndarray (F, T_i)
+    x : ndarray (F, N, T), or list of ndarray (F, T_i)
         Inputs; a list if series have different lengths. None if no columns were named.
-    y : ndarray or H5Map (G, N, T), list of ndarray (G, T_i), or ndarray (N,) or (N, G)
+    y : ndarray (G, N, T), list of ndarray (G, T_i), or ndarray (N,) or (N, G)
         Targets; None if no columns were named.
-    lengths : ndarray of int, shape (N,), or None
-        Of arrays in a file whose series have different lengths: hand it to ``fit`` and ``predict``.
     ids : ndarray of object, shape (N,)
         [None] if there is no ``id_col``.
     names, target_names : tuple of str
@@ -180,11 +143,10 @@ class FrameSeries:
 
     x: Any
     y: Any
-    lengths: np.ndarray | None
     panel: Panel
     request: Request
-    place: np.ndarray | None = None  # of each row of the frame among the steps of all series
-    index: Any = None  # of pandas
+    place: np.ndarray  # of each row of the frame among the steps of all series
+    index: Any  # of pandas
 
     @property
     def ids(self) -> np.ndarray:
@@ -211,16 +173,16 @@ class FrameSeries:
         n = self.panel.n_series
         return f"FrameSeries({n} series, x={list(self.names)}, y={list(self.target_names)})"
 
-    def like(self, df: Any, h5: str | os.PathLike[str] | None = None) -> FrameSeries:
-        """Read another frame, such as test data, by the same columns, step and types.
+    def like(self, df: Any) -> FrameSeries:
+        """Read another frame, such as test data, by the same columns and step.
 
         Its series may be others. It may lack the columns of targets: ``y`` then is None.
         """
         request = replace(self.request, freq=self.panel.frequency, zone=self.panel.zone)
-        if not {*request.rows(df).head.schema} & {*request.y}:
+        if not {*Frame(df, "df").schema} & {*request.y}:
             # the names of predictions are those of the targets, which this frame lacks
-            return replace(_read(df, replace(request, y=()), h5), request=request)
-        return _read(df, request, h5)
+            return replace(_read(df, replace(request, y=())), request=request)
+        return _read(df, request)
 
     def to_frame(self, prediction: Any, names: Sequence[str] | None = None) -> Any:
         """Return predictions as a frame of the library that the series came from.
@@ -236,10 +198,8 @@ class FrameSeries:
         -------
         data frame
             With the columns of ids and times, and the predictions. It has the rows of the frame
-            that was read, in their order (of pandas, with their index); of a file ``h5``, all steps
-            of the series. Of predictions per series, a row for each. Whole numbers for targets that
-            are integers come back as integers, and so do booleans. NaN is null where the library
-            has both. Parquet files give a table of pyarrow.
+            that was read, in their order (of pandas, with their index). Of predictions per series,
+            a row for each. NaN is null where the library has both.
 
         Raises
         ------
@@ -249,7 +209,7 @@ class FrameSeries:
         if not isinstance(prediction, list | tuple) and len(np.shape(prediction)) < 3:
             return self._frame_per_series(np.asarray(prediction), names)
         panel = self.panel
-        place = np.arange(panel.lengths.sum()) if self.place is None else self.place
+        place = self.place
         series = np.repeat(np.arange(panel.n_series), panel.lengths)[place]
         values = self._flat(prediction)[:, place]
         columns: dict[str, Any] = {}
@@ -279,14 +239,8 @@ class FrameSeries:
     def _named_columns(
         self, names: Sequence[str] | None, values: np.ndarray
     ) -> dict[str, np.ndarray]:
-        """Return predictions (G, rows) by name, in the types of the targets."""
-        columns = dict(zip(self._column_names(names, len(values)), values, strict=True))
-        types = [self.request.target_types.get(name) for name in self.target_names]
-        if len(types) == len(columns):
-            for name, dtype in zip(columns, types, strict=True):
-                if dtype is not None:
-                    columns[name] = as_target(columns[name], dtype)
-        return columns
+        """Return predictions (G, rows) by name."""
+        return dict(zip(self._column_names(names, len(values)), values, strict=True))
 
     def _column_names(self, names: Sequence[str] | None, n_outputs: int) -> list[str]:
         if names is None and len(self.target_names) == n_outputs:
@@ -323,180 +277,62 @@ class FrameSeries:
         return values[:, exists]
 
 
-def _read(df: Any, request: Request, h5: str | os.PathLike[str] | None) -> FrameSeries:
-    rows = request.rows(df, in_parts=h5 is not None)
-    panel, n_rows, has_null = rows.scan(request.freq, request.zone, request.y)
-    # before the arrays, which have room for each empty step too
-    warn_empty_steps(panel, n_rows)
-    with nullcontext() if h5 is None else new_file(os.fspath(h5)) as file:
-        arrays = _Arrays(request, panel, n_rows, has_null, file)
-        for frame, series, steps in rows.on_grid(panel):
-            arrays.write(frame, series, steps)
-        arrays.close()
-    x = arrays.series("x", h5)
-    y = arrays.series("y", h5)
-    request = replace(
-        request,
-        dtype=arrays.columns["x"].dtype,
-        target_types=request.target_types or arrays.target_types,
+def _read(df: Any, request: Request) -> FrameSeries:
+    frame, panel, series, steps = read_rows(
+        df, request.columns(), request.id_col, request.time_col, request.freq, request.zone
     )
-    if h5 is not None:
-        lengths = None if (panel.lengths == panel.lengths.max()).all() else panel.lengths
-        return FrameSeries(x, y, lengths, panel, request)
     place = panel.offsets[series] + steps
+    n_places = int(panel.lengths.sum())
+    columns = [frame.numbers(column, missing=True) for column in request.x]
+    is_single = {str(frame.dtype(column)) for column in request.x} == {"Float32"}
+    dtype = np.dtype("float32" if is_single else "float64")
+    x = _series(_placed(columns, place, n_places, dtype), panel)
+    typed = {column: frame.typed(column, labels=True) for column in request.y}
+    lacks_steps = frame.n_rows < n_places and not request.per_series
+    dtype = _target_type(typed.values(), lacks_steps)
+    columns = [frame.targets(column, values, dtype) for column, values in typed.items()]
+    if not request.per_series:
+        y = _series(_placed(columns, place, n_places, dtype), panel)
+    else:
+        rule = "with per_series=True a series has one value"
+        per_series = [
+            value_per_series(frame, column, values, panel.ids, series, rule)
+            for column, values in zip(typed, columns, strict=True)
+        ]
+        y = np.stack(per_series, 1) if len(per_series) > 1 else next(iter(per_series), None)
     index = getattr(frame.frame.to_native(), "index", None)
-    return FrameSeries(x, y, None, panel, request, place, index)
+    return FrameSeries(x, y, panel, request, place, index)
 
 
-def _target_type(types: dict[str, np.dtype], lacks_targets: bool) -> np.dtype:
-    """Return the type of an array of targets of these types."""
-    if not types or np.dtype(object) in types.values():
+def _target_type(typed: Iterable[tuple[np.ndarray, np.ndarray]], lacks_steps: bool) -> np.dtype:
+    """Return the type of an array of targets of these values, with these missing."""
+    types = [values.dtype for values, _ in typed]
+    if not types or np.dtype(object) in types:
         return np.dtype(object)
-    dtype = np.result_type(*types.values())
+    dtype = np.result_type(*types)
     # NaN marks what is missing
+    lacks_targets = lacks_steps or any(missing.any() for _, missing in typed)
     return np.dtype(np.float64) if lacks_targets and dtype.kind != "f" else dtype
 
 
-def _float_type(frame: Frame, columns: tuple[str, ...]) -> np.dtype:
-    types = {str(frame.dtype(column)) for column in columns}
-    return np.dtype("float32" if types == {"Float32"} else "float64")
+def _placed(
+    columns: Sequence[np.ndarray], place: np.ndarray, n_places: int, dtype: np.dtype
+) -> np.ndarray:
+    """Return columns as (places, F), missing where there is no row."""
+    placed = missing_values((n_places, len(columns)), dtype)
+    for f, values in enumerate(columns):
+        placed[place, f] = values
+    return placed
 
 
-class _Arrays:
-    """Inputs and targets, in memory or as maps of an HDF5 file, which are written part by part.
-
-    The columns (places, F) have a row for each step of each series: step after step, or, where
-    series in memory have different lengths, one series after the other. Targets of series have a
-    row for each series.
+def _series(columns: np.ndarray, panel: Panel) -> Any:
+    """Return columns (places, F), one series after the other, as an array (F, N, T) in time-major
+    memory, or a list of arrays (F, T_i); None if there are none.
     """
-
-    def __init__(
-        self,
-        request: Request,
-        panel: Panel,
-        n_rows: np.ndarray,
-        has_null: bool,
-        file: h5py.File | None,
-    ) -> None:
-        self.request = request
-        self.panel = panel
-        self.has_null = has_null
-        self.file = file
-        self.shape = (int(panel.lengths.max()), panel.n_series)
-        self.is_ragged = file is None and bool((panel.lengths < self.shape[0]).any())
-        self.n_places = int(panel.lengths.sum()) if self.is_ragged else math.prod(self.shape)
-        self.has_gaps = bool(n_rows.sum() < self.n_places)
-        self.columns: dict[str, np.ndarray] = {}
-        self.maps: list[np.memmap] = []
-        self.target_types: dict[str, np.dtype] = {}
-
-    def write(self, frame: Frame, series: np.ndarray, steps: np.ndarray) -> None:
-        """Write the rows of a frame, which are ``steps`` of ``series``."""
-        targets = {column: frame.typed(column, labels=True) for column in self.request.y}
-        if not self.columns:  # the first part knows the types
-            self._make_arrays(frame, targets)
-        if self.is_ragged:
-            place = self.panel.offsets[series] + steps
-        else:
-            place = steps * self.panel.n_series + series
-        if self.file is not None:
-            self._refuse_second_rows(frame, series, steps, place)
-        x = self.columns["x"]
-        for f, column in enumerate(self.request.x):
-            x[place, f] = frame.converted(column, frame.typed(column), x.dtype)
-        y = self.columns["y"]
-        for g, (column, typed) in enumerate(targets.items()):
-            values = frame.converted(column, typed, y.dtype, exact=True)
-            if self.request.per_series:
-                rule = "with per_series=True a series has one value"
-                ids = self.panel.ids
-                y[:, g] = value_per_series(frame, column, values, ids, series, rule)
-            else:
-                y[place, g] = values
-
-    def _make_arrays(self, frame: Frame, targets: dict[str, tuple[np.ndarray, np.ndarray]]) -> None:
-        request = self.request
-        dtype = request.dtype or _float_type(frame, request.x)
-        if dtype.kind not in "fiu" or (self.has_gaps and dtype.kind != "f"):
-            raise DataError(
-                f"dtype={dtype} cannot hold the NaN of steps without a row; give a floating type, "
-                "or add the rows"
-            )
-        self.target_types = {column: values.dtype for column, (values, _) in targets.items()}
-        if self.file is not None and np.dtype(object) in self.target_types.values():
-            raise DataError(
-                f"a file h5 holds numbers, and {self.target_types} are the types of y; number the "
-                "labels, or read them into memory (h5=None)"
-            )
-        lacks_targets = self.has_null or (self.has_gaps and not request.per_series)
-        target_type = _target_type(self.target_types, lacks_targets)
-        if self.file is not None:
-            self.columns["has_row"] = self._make_map("has_row", 1, np.dtype("uint8"))
-        self.columns["x"] = self._make("x", dtype)
-        if request.per_series:
-            shape = (self.panel.n_series, len(request.y))
-            self.columns["y"] = missing_values(shape, target_type)
-        else:
-            self.columns["y"] = self._make("y", target_type)
-
-    def _make(self, name: str, dtype: np.dtype) -> np.ndarray:
-        n_columns = len(getattr(self.request, name))
-        if self.file is None or n_columns == 0:
-            return missing_values((self.n_places, n_columns), dtype)
-        columns = self._make_map(name, n_columns, dtype)
-        if self.has_gaps:
-            columns[:] = np.nan
-        return columns
-
-    def _make_map(self, name: str, n_columns: int, dtype: np.dtype) -> np.ndarray:
-        file = self.file
-        assert file is not None
-        dataset = allocate(file, name, (*self.shape, n_columns), dtype, "TNF")
-        file.flush()  # the file is as long then
-        offset = dataset.id.get_offset() or 0
-        where = f"{file.filename}: dataset {name!r}"
-        take_room(file.id.get_vfd_handle(), offset, dataset.nbytes, where)
-        array = h5mmap(file.filename, name, mode="r+")
-        self.maps.append(array)
-        return array.transpose(2, 1, 0).reshape(-1, n_columns)
-
-    def _refuse_second_rows(
-        self, frame: Frame, series: np.ndarray, steps: np.ndarray, place: np.ndarray
-    ) -> None:
-        """Raise DataError if a step had a row in an earlier part."""
-        has_row = self.columns["has_row"]
-        again = has_row[place, 0] > 0
-        if again.any():
-            row = int(again.argmax())
-            raise DataError(
-                f"row {row} of {frame.name} is the second one of series "
-                f"{self.panel.ids[series[row]]!r} at "
-                f"{self.panel.time_text(series[row], steps[row])}; keep one, or aggregate them"
-            )
-        has_row[place] = 1
-
-    def close(self) -> None:
-        """Write what is left to the file, with the lengths of series and the names of columns."""
-        if self.file is None:
-            return
-        for array in self.maps:
-            array.flush()
-        self.file["lengths"] = self.panel.lengths
-        for name in {"x", "y"} & set(self.file):
-            where = f"{self.file.filename}: dataset {name!r}"
-            write_names(self.file[name], getattr(self.request, name), where)
-
-    def series(self, name: str, h5: str | os.PathLike[str] | None) -> Any:
-        """Return an array (F, N, T) in time-major memory, or a list of arrays (F, T_i); of targets
-        of series (N,) or (N, G). None if no columns were named.
-        """
-        if not getattr(self.request, name):
-            return None
-        columns = self.columns[name]
-        if name == "y" and self.request.per_series:
-            return columns[:, 0] if columns.shape[1] == 1 else columns
-        if h5 is not None:
-            return h5mmap(h5, name)
-        if self.is_ragged:
-            return [a.T for a in np.split(columns, self.panel.offsets[1:])]
-        return columns.reshape(*self.shape, -1).transpose(2, 1, 0)
+    if not columns.shape[1]:
+        return None
+    lengths = panel.lengths
+    if (lengths < lengths.max()).any():
+        return [a.T for a in np.split(columns, panel.offsets[1:])]
+    series = columns.reshape(len(lengths), -1, columns.shape[1])
+    return np.ascontiguousarray(series.transpose(1, 0, 2)).transpose(2, 1, 0)

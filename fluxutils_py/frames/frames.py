@@ -16,9 +16,9 @@ LARGEST_TIME = 2**62  # integer times, so that the steps after them are integers
 LARGEST_EXACT = 2**53  # integers up to it are floats without rounding
 
 
-def require(name: str, extra: str = "forecast") -> Any:
+def require(name: str) -> Any:
     """Import a library that frames need, or raise ImportError that says what to install."""
-    return require_package(name, extra, "work with data frames")
+    return require_package(name, "forecast", "work with data frames")
 
 
 def is_frame(value: object) -> bool:
@@ -154,7 +154,9 @@ class Frame:
         values, absent = self.typed(column)
         if not missing:
             self._refuse_missing(column, absent)
-        return self.converted(column, (values, absent), np.dtype(np.float64))
+        numbers = values.astype(np.float64)
+        numbers[absent] = np.nan
+        return numbers
 
     def values(self, column: str, missing: bool = False) -> np.ndarray:
         """Return a column as labels if it holds categories, else as numbers."""
@@ -185,31 +187,19 @@ class Frame:
         known = values.fill_null(False if is_boolean else 0).to_numpy()
         return known.astype(dtype, copy=False), values.is_null().to_numpy()
 
-    def converted(
-        self,
-        column: str,
-        typed: tuple[np.ndarray, np.ndarray],
-        dtype: np.dtype,
-        exact: bool = False,
+    def targets(
+        self, column: str, typed: tuple[np.ndarray, np.ndarray], dtype: np.dtype
     ) -> np.ndarray:
-        """Return what :meth:`typed` gave as another type: NaN, or None among objects, where a value
-        is missing.
+        """Return what :meth:`typed` gave as another type: NaN among floats, or None among objects,
+        where a value is missing.
 
         Raises
         ------
         DataError
-            If a value is missing among integers, or the type does not hold one. With ``exact``
-            also if a float would round an integer.
+            If a float would round an integer.
         """
         values, missing = typed
-        if dtype.kind == "O":
-            values = values.astype(object)
-            values[missing] = None
-            return values
-        if dtype.kind != "f":
-            self._refuse_missing(column, missing)
-        self.refuse(column, _is_lost(values, dtype), f", which is none of {dtype}", values)
-        if exact and dtype.kind == "f" and values.dtype.kind in "iu":
+        if dtype.kind == "f" and values.dtype.kind in "iu":
             rounded = (values > LARGEST_EXACT) | (values < -LARGEST_EXACT)
             remedy = (
                 ", which a float rounds, and targets are floats where some are missing: convert "
@@ -217,8 +207,8 @@ class Frame:
             )
             self.refuse(column, rounded, remedy, values)
         values = values.astype(dtype)
-        if dtype.kind == "f":
-            values[missing] = np.nan
+        if dtype.kind in "fO":
+            values[missing] = np.nan if dtype.kind == "f" else None
         return values
 
     def times(self, column: str, zone: str | None = None) -> TimeColumn:
@@ -300,9 +290,7 @@ def make_frame(
     made = nw.from_dict(given, backend=backend)
     # after from_dict, which would guess other types
     casts = [
-        _with_type(nw.col(name), dtype, columns[name], backend)
-        for name, dtype in like.items()
-        if hasattr(dtype, "is_temporal")  # not of pyarrow, which files of 0.2.0 may have
+        _with_type(nw.col(name), dtype, columns[name], backend) for name, dtype in like.items()
     ]
     if backend != "pandas":
         floats = [nw.col(k) for k, v in columns.items() if np.asarray(v).dtype.kind == "f"]
@@ -360,29 +348,6 @@ def _typed_labels(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     numbers = np.zeros(len(labels), np.array(known).dtype)
     numbers[~missing] = known
     return numbers, missing
-
-
-def _is_lost(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Return where numbers are beyond the range of a type, or fractions of one of integers."""
-    if dtype.kind in "iu":
-        bounds = np.iinfo(dtype)
-        # not above the maximum, which a float may round up
-        outside = (values < bounds.min) | (values >= bounds.max + 1)
-        return outside | (values % 1 != 0)
-    with np.errstate(over="ignore"):
-        return np.isinf(values.astype(dtype))
-
-
-def as_target(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Return predictions in the type of their targets where these are integers or booleans and all
-    predictions are such; else unchanged.
-
-    Labels are floats where some steps have none.
-    """
-    if dtype.kind not in "iub" or values.dtype.kind not in "iubf":
-        return values
-    fits = np.isin(values, (0, 1)) if dtype.kind == "b" else ~_is_lost(values, dtype)
-    return values.astype(dtype) if fits.all() else values
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,8 @@
-"""Read series from a long data frame, or Parquet files, with one row per series and time."""
+"""Read series from a long data frame with one row per series and time."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,10 +10,13 @@ import numpy as np
 
 from fluxutils_py.errors import DataError, SpecError, warn
 from fluxutils_py.frames.frames import Frame, TimeColumn, to_absolute, to_local
-from fluxutils_py.frames.frequency import Frequency, infer_frequency, parse_frequency
-from fluxutils_py.validation import require_package
+from fluxutils_py.frames.frequency import (
+    Frequency,
+    first_times,
+    infer_frequency,
+    parse_frequency,
+)
 
-PART_ROWS = 1 << 17  # of a file that is read in parts
 COUNTED = Frequency("integer", 1, text="1")  # where no column says the time
 FEW_ROWS = 4  # of fewer rows it is not said that they leave most steps empty
 LEAST_FILLED = 0.2  # share of the steps of a series that have a row
@@ -203,11 +205,9 @@ def read_panel(
     DataError
         If the data cannot be used. The message names column and row.
     """
-    rows = FrameRows(df, columns.arguments(), columns.id, columns.time)
-    panel, n_rows, _ = rows.scan(freq, zone)
-    # before the arrays, which have an element for each empty step too
-    warn_empty_steps(panel, n_rows)
-    ((frame, series, steps),) = rows.on_grid(panel)
+    frame, panel, series, steps = read_rows(
+        df, columns.arguments(), columns.id, columns.time, freq, zone
+    )
     values = {columns.target: frame.numbers(columns.target, missing=True)}
     _warn_future_rows(panel, columns.target, series, steps, values[columns.target])
     for column in (*columns.hist, *columns.futr):
@@ -216,179 +216,60 @@ def read_panel(
     for column, given in (values | dict(extra or {})).items():
         panel.values[column] = missing_values((panel.lengths.sum(),), given.dtype)
         panel.values[column][place] = given
-    panel.static.update(_read_all_static(static_df, frame, columns, series, panel.ids))
+    panel.static.update(_read_static(static_df, frame, columns, series, panel.ids))
     return panel
 
 
-class FrameRows:
-    """The rows of a frame or of Parquet files: :meth:`scan` finds their series, :meth:`on_grid`
-    then the place of each row.
+def read_rows(
+    df: Any,
+    columns: dict[str, str],
+    id_col: str | None,
+    time_col: str | None,
+    freq: Any,
+    zone: str | None = None,
+) -> tuple[Frame, Panel, np.ndarray, np.ndarray]:
+    """Return a frame, its series without values, and the series and the step of each row.
 
     Parameters
     ----------
-    df : data frame, or path of a Parquet file or a folder of them
+    df : data frame
     columns : dict of str to str
         The columns that are read, each with the argument that names it.
     id_col, time_col : str or None
         The columns of ids and of times. None: all rows are one series; the rows of a series are its
         steps, in their order.
-    in_parts : bool
-        Whether files are read in parts of ``PART_ROWS`` rows.
+    freq, zone : as of :func:`read_panel`
+
+    Raises
+    ------
+    DataError
+        If there are no rows, times are of another kind than the steps or between two of them, or
+        two rows of a series have one time.
     """
-
-    def __init__(
-        self,
-        df: Any,
-        columns: dict[str, str],
-        id_col: str | None,
-        time_col: str | None,
-        in_parts: bool = False,
-    ) -> None:
-        self.columns = columns
-        self.id_col = id_col
-        self.time_col = time_col
-        self.in_parts = in_parts
-        self.files: Any = None
-        if isinstance(df, str | os.PathLike):
-            dataset = require_package("pyarrow.dataset", "forecast", "from_frame of a path")
-            self.files = dataset.dataset(os.fspath(df), format="parquet")
-            df = self.files.schema.empty_table()
-        self.head = Frame(df, "df")  # all columns; without rows if these are in files
-        self.zone: str | None = None
-        self.numbers: dict[object, int] = {}  # of the series, in the order of their first rows
-        self.whole: tuple[Frame, np.ndarray, TimeColumn] | None = None  # the one part, once read
-
-    def frames(self) -> Iterator[Frame]:
-        """Yield the rows, in parts; parts of files may be empty."""
-        self.head.require(self.columns)
-        if self.files is None:
-            yield self.head
-            return
-        if not self.in_parts:
-            yield Frame(self.files.to_table(columns=list(self.columns)), "df")
-            return
-        pyarrow = require_package("pyarrow", "forecast", "from_frame of a path")
-        start = 0
-        # few parts ahead: pyarrow would else read many files at once
-        for batch in self.files.to_batches(
-            columns=list(self.columns),
-            batch_size=PART_ROWS,
-            batch_readahead=1,
-            fragment_readahead=1,
-        ):
-            yield Frame(pyarrow.Table.from_batches([batch]), f"df[{start}:]" if start else "df")
-            start += batch.num_rows
-
-    def _parts(self) -> Iterator[tuple[Frame, np.ndarray, TimeColumn]]:
-        """Yield parts, with the number and the time of each row; parts of files are read again."""
-        if self.whole is not None:
-            yield self.whole
-            return
-        n_before = np.zeros(0, np.int64)
-        for frame in self.frames():
-            # before the types: columns of a frame without rows may have any
-            if frame.n_rows == 0:
-                continue
-            series = self._series(frame)
-            if self.time_col is None:
-                n_before = _lengthened(n_before, len(self.numbers), 0)
-                within = count_within(series) + n_before[series]
-                at = TimeColumn(within, None, is_integer=True)
-                n_before += np.bincount(series, minlength=len(n_before))
-            else:
-                at = frame.times(self.time_col, self.zone)
-            part = (frame, series, at)
-            if not self.in_parts:
-                self.whole = part
-            yield part
-
-    def _series(self, frame: Frame) -> np.ndarray:
-        """Return the number of the series of each row; new series get the next ones."""
-        if self.id_col is None:
-            self.numbers[None] = 0
-            return np.zeros(frame.n_rows, int)
-        numbers = self.numbers
-        labels = frame.labels(self.id_col)
-        return np.array([numbers.setdefault(label, len(numbers)) for label in labels])
-
-    def scan(
-        self, freq: Any, zone: str | None, targets: Iterable[str] = ()
-    ) -> tuple[Panel, np.ndarray, bool]:
-        """Find the series in one pass over the rows.
-
-        Returns
-        -------
-        panel : Panel
-            Without values.
-        n_rows : ndarray of int, shape (N,)
-            Number of rows of each series.
-        has_null : bool
-            Whether a value of the columns ``targets`` is missing in a row.
-
-        Raises
-        ------
-        DataError
-            If there are no rows, or times are of another kind than the steps.
-        """
-        self.zone = zone
-        found: Frame | None = None
+    frame = Frame(df, "df")
+    frame.require(columns)
+    if frame.n_rows == 0:
+        raise DataError("df has no rows")
+    labels = np.full(frame.n_rows, None) if id_col is None else frame.labels(id_col)
+    ids = sorted_labels(labels)
+    series = series_numbers(labels, ids)
+    if time_col is None:
+        at = TimeColumn(count_within(series), None, is_integer=True)
         frequency = COUNTED
-        bounds = np.iinfo(np.int64)
-        n_rows = first = last = np.zeros(0, np.int64)
-        has_null = False
-        for frame, series, at in self._parts():
-            if found is None:
-                found = frame
-                self.zone = at.zone
-                if self.time_col is not None:
-                    frequency = read_frequency(freq, at, series)
-            has_null |= any(frame.frame[column].is_null().any() for column in targets)
-            _require_kind(frame, self.time_col or "", at, frequency)
-            times = at.on(frequency.is_local)
-            n_series = len(self.numbers)
-            first = _lengthened(first, n_series, bounds.max)
-            last = _lengthened(last, n_series, bounds.min)
-            n_rows = _lengthened(n_rows, n_series, 0)
-            np.minimum.at(first, series, times)
-            np.maximum.at(last, series, times)
-            n_rows += np.bincount(series, minlength=n_series)
-        if found is None:
-            raise DataError("df has no rows")
-        ids = sorted_labels(self.numbers)
-        order = np.array([self.numbers[label] for label in ids])
-        first = first[order]
-        lengths = frequency.steps_between(first, last[order])[0] + 1
-        panel = Panel(
-            ids, first, lengths, {}, {}, frequency, self.zone, self._types(found), found.backend
-        )
-        return panel, n_rows[order], has_null
-
-    def _types(self, frame: Frame) -> dict[str, Any]:
-        """Return the types of the columns of ids and times, which predictions are joined by."""
-        types = {}
-        if self.id_col is not None:
-            types[self.id_col] = frame.dtype(self.id_col)
-        if self.time_col is not None:
-            types[self.time_col] = frame.dtype(self.time_col)
-        return types
-
-    def on_grid(self, panel: Panel) -> Iterator[tuple[Frame, np.ndarray, np.ndarray]]:
-        """Yield parts, with the series and the step of each row, after :meth:`scan`.
-
-        Raises
-        ------
-        DataError
-            If a time is between two steps, or two rows of a part have one time.
-        """
-        numbers = series_numbers(self.numbers, panel.ids)
-        for frame, met, at in self._parts():
-            series = numbers[met]
-            times = at.on(panel.frequency.is_local)
-            yield frame, series, grid_steps(frame, self.time_col or "", panel, series, times)
-
-
-def _lengthened(values: np.ndarray, size: int, value: int) -> np.ndarray:
-    return np.append(values, np.full(size - len(values), value))
+    else:
+        at = frame.times(time_col, zone)
+        frequency = _read_frequency(freq, at, series)
+        _require_kind(frame, time_col, at, frequency)
+    times = at.on(frequency.is_local)
+    first = first_times(times, series)
+    last = -first_times(-times, series)
+    lengths = frequency.steps_between(first, last)[0] + 1
+    # predictions are joined by these columns
+    types = {column: frame.dtype(column) for column in (id_col, time_col) if column is not None}
+    panel = Panel(ids, first, lengths, {}, {}, frequency, at.zone, types, frame.backend)
+    # before the arrays, which have an element for each empty step too
+    _warn_empty_steps(panel, np.bincount(series))
+    return frame, panel, series, grid_steps(frame, time_col or "", panel, series, times)
 
 
 def count_within(series: np.ndarray) -> np.ndarray:
@@ -417,11 +298,7 @@ def sorted_labels(labels: Iterable[Any]) -> np.ndarray:
     return np.array(ordered, object)
 
 
-def read_frequency(
-    freq: Any,
-    at: TimeColumn,
-    series: np.ndarray,
-) -> Frequency:
+def _read_frequency(freq: Any, at: TimeColumn, series: np.ndarray) -> Frequency:
     if isinstance(freq, Frequency):
         return freq
     if freq is not None:
@@ -480,7 +357,7 @@ def grid_steps(
     return steps
 
 
-def warn_empty_steps(panel: Panel, n_rows: np.ndarray) -> None:
+def _warn_empty_steps(panel: Panel, n_rows: np.ndarray) -> None:
     """Warn of series with a row at few of their steps, as where one is hourly and another daily."""
     sparse = np.flatnonzero((n_rows >= FEW_ROWS) & (n_rows < LEAST_FILLED * panel.lengths))
     if len(sparse):
@@ -515,58 +392,25 @@ def _warn_future_rows(
     )
 
 
-def _read_all_static(
+def _read_static(
     static_df: object,
     frame: Frame,
     columns: Columns,
     series: np.ndarray,
     ids: np.ndarray,
 ) -> dict[str, np.ndarray]:
-    """Return the static covariates from their frame, or from that of the series if there is
-    none.
+    """Return the static covariates from their frame, or from that of the series, whose rows are of
+    ``series``, if there is none.
     """
-    if static_df is None:
-        return _static_values(frame, columns, series, ids)
-    if not columns.stat:
-        raise DataError("static_df is given, but stat_exog_list names no covariates")
-    has_row, static = read_static(static_df, columns, ids)
-    if not has_row.all():
-        raise DataError(f"static_df has no row of series {ids[int((~has_row).argmax())]!r}")
-    return static
-
-
-def read_static(
-    static_df: object,
-    columns: Columns,
-    ids: np.ndarray,
-) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Read the static covariates of series from a separate frame.
-
-    Returns
-    -------
-    has_row : ndarray of bool, shape (N,)
-        Whether the frame has a row of each of ``ids``.
-    static : dict of str to ndarray
-        Values of each static covariate, of the series with a row.
-    """
-    frame = Frame(static_df, "static_df")
-    frame.require({columns.id: "id_col", **dict.fromkeys(columns.stat, "stat_exog_list")})
-    series = series_numbers(frame.labels(columns.id), ids)
-    has_row = np.isin(np.arange(len(ids)), series)
-    static = _static_values(frame, columns, series, ids)
-    return has_row, {name: values[has_row] for name, values in static.items()}
-
-
-def _static_values(
-    frame: Frame,
-    columns: Columns,
-    series: np.ndarray,
-    ids: np.ndarray,
-) -> dict[str, np.ndarray]:
-    """Return the one value of each static covariate in each series; ``series`` are those of the
-    rows, or -1.
-    """
-    # here too: without static_df they are columns of df
+    if static_df is not None:
+        if not columns.stat:
+            raise DataError("static_df is given, but stat_exog_list names no covariates")
+        frame = Frame(static_df, "static_df")
+        frame.require({columns.id: "id_col"})
+        series = series_numbers(frame.labels(columns.id), ids)
+        has_row = np.isin(np.arange(len(ids)), series)
+        if not has_row.all():
+            raise DataError(f"static_df has no row of series {ids[int((~has_row).argmax())]!r}")
     frame.require(dict.fromkeys(columns.stat, "stat_exog_list"))
     rule = "a static covariate has one value per series"
     return {

@@ -40,8 +40,8 @@ class SequenceImputer(SequenceTransformer):
         ``fill_value``. "ffill": the last value of the feature before the gap, in the same series;
         later steps are never used.
     fill_value : float, array of shape (F,), or None
-        Value for "constant", and with "ffill" for values before the first one of a feature; "mean"
-        ignores it. None: 0 for "constant", the feature's mean for "ffill".
+        Value for "constant", and with "ffill" for values before the first one of a feature. None: 0
+        for "constant", the feature's mean for "ffill".
 
     Attributes
     ----------
@@ -103,10 +103,15 @@ class SequenceImputer(SequenceTransformer):
                 "strategy='ffill' fills in from the step before, but the rows of a matrix are "
                 "series of one step; give an array (F, N, T), or timesteps(x) of one"
             )
-        has_value = self.strategy == "ffill" and self.fill_value is not None
-        if has_value or self.strategy == "constant":
-            value = np.asarray(0.0 if self.fill_value is None else self.fill_value, float)
-            return {"statistics_": np.array(np.broadcast_to(value, series.F))}
+        value = self.fill_value
+        if value is not None and (self.strategy == "mean" or not np.isfinite(value).all()):
+            raise ValueError(
+                f"fill_value must be finite, and None for strategy='mean', got {value!r} with "
+                f"strategy={self.strategy!r}; a value of your own is strategy='constant'"
+            )
+        if value is not None or self.strategy == "constant":
+            filled = np.asarray(0.0 if value is None else value, float)
+            return {"statistics_": np.array(np.broadcast_to(filled, series.F))}
         # for "ffill" too: series may begin with missing values
         blocks = read_numbers(series, inputs, type(self).__name__)
         return {"statistics_": pool.moments(moments(blocks, series.F)).mean}

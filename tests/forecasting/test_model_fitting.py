@@ -62,5 +62,5 @@ def test_settings_that_ranks_compare_are_the_same_text_in_every_process():
     assert one == two
     assert not any(" at 0x" in text for text in one.values())
     assert made("mae", nn.LSTM) != made("mae", nn.GRU)
-    assert (one["quantiles"], one["h"], one["seqsize"]) == ("['0.1', '0.9']", "3", "96")
+    assert (one["quantiles"], one["h"], one["seqsize"]) == ("[0.1 0.9]", "3", "96")
     assert not {"comm", "device", "callbacks", "random_state"} & set(one)

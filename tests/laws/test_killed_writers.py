@@ -6,20 +6,15 @@ each call that writes, and each copy is read, and written to again.
 
 import h5py
 import numpy as np
-import pandas as pd
 import pytest
 
 import fluxutils_py
 from fluxutils_py import Estimator, SequenceScaler, h5concat, h5create, h5save
 from fluxutils_py.bobbin import write_pytree_json
-from fluxutils_py.frames.frame_series import from_frame
 from fluxutils_py.training import Checkpointer
 from tests.system_calls import folders_at_every_call
 
 X = np.arange(3 * 5 * 7, dtype="f4").reshape(3, 5, 7)
-FRAME = pd.DataFrame(
-    {"id": ["a"] * 4 + ["b"] * 3, "time": [*range(4), *range(3)], "v": np.arange(7.0)}
-)
 
 
 def read_h5(folder):
@@ -67,11 +62,6 @@ WRITERS = {
     "h5concat": (
         parts,
         lambda f: h5concat(f / "a.h5", [f / "part0.h5", f / "part1.h5"], 1),
-        read_h5,
-    ),
-    "from_frame": (
-        h5_with_x,
-        lambda f: from_frame(FRAME, "id", "time", x="v", h5=f / "a.h5"),
         read_h5,
     ),
     "h5create": (

@@ -62,9 +62,9 @@ NAMED = {  # what the message of each rank names
 }
 OF_FORECASTER = {
     "forecaster h": ("h: 2", "3"),
-    "forecaster season_length": ("season_length: 7", "['7']"),
+    "forecaster season_length": ("season_length: 7", "(7,)"),
     "forecaster freq": ("freq: 1", "None"),
-    "forecaster quantiles": ("quantiles: []", "0.1"),
+    "forecaster quantiles": ("quantiles: ()", "0.1"),
     "forecaster transform": ("transform: none", "auto"),
     "forecaster loss": ("loss: mae", "L1Loss"),
     "forecaster network": ("network: lstm", "gru"),
@@ -74,7 +74,7 @@ OF_FORECASTER = {
     "forecaster batchsize": ("batchsize: 2", "3"),
     "forecaster seqsize": ("seqsize: 8", "9"),
     "forecaster lr": ("lr: 0.01", "0.02"),
-    "forecaster futr_exog_list": ("futr_exog_list: []", "promo"),
+    "forecaster futr_exog_list": ("futr_exog_list: ()", "promo"),
     "n_windows": ("n_windows: 1", "2"),
     "step_size": ("step_size: 2", "3"),
     "refit": ("refit: False", "True"),

@@ -228,6 +228,9 @@ def test_what_cannot_be_filled_in_with_is_an_error(x):
             SequenceImputer(strategy).fit(x)
     with pytest.raises(ValueError, match=r"broadcast.*\(2,\).*\(3,\)"):
         SequenceImputer("constant", fill_value=[1.0, 2.0]).fit(x)
+    for strategy, value in (("mean", 0.0), ("constant", np.nan), ("ffill", [0.0, np.nan, 0.0])):
+        with pytest.raises(ValueError, match=rf"fill_value .*finite.*'{strategy}'.*'constant'"):
+            SequenceImputer(strategy, fill_value=value).fit(x)
     with pytest.raises(NotFittedError):
         SequenceImputer().stream()
     x[1, 2, 3] = np.inf
