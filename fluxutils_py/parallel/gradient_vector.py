@@ -33,7 +33,6 @@ class Totals(NamedTuple):
     n_batches: int  # ranks with a batch
     same_batches: bool
     bad_norm: float  # norms that are not finite
-    numbers: list[float]
 
 
 class GradientVector:
@@ -44,8 +43,6 @@ class GradientVector:
     ----------
     params : sequence of nn.Parameter
     ranks : RankGroup
-    n_numbers : int
-        Number of further values per rank for :meth:`reduce`.
 
     Attributes
     ----------
@@ -53,12 +50,7 @@ class GradientVector:
         The vector.
     """
 
-    def __init__(
-        self,
-        params: Sequence[nn.Parameter],
-        ranks: RankGroup,
-        n_numbers: int = 0,
-    ) -> None:
+    def __init__(self, params: Sequence[nn.Parameter], ranks: RankGroup) -> None:
         self.params = list(params)
         self.ranks = ranks
         first = next((p for p in self.params if p.is_floating_point()), torch.empty(0))
@@ -70,9 +62,7 @@ class GradientVector:
         device = first.device if getattr(ranks.comm, "cuda_aware", False) else torch.device("cpu")
         # layouts and counts need exact integers, which 16 bits do not hold
         dtype = torch.promote_types(first.dtype, torch.float32)
-        self._buffer = torch.zeros(
-            n + n_params + FLAGS + DIGEST + n_numbers, dtype=dtype, device=device
-        )
+        self._buffer = torch.zeros(n + n_params + FLAGS + DIGEST, dtype=dtype, device=device)
         self._sum = self._buffer[:n]
         self._host = self._buffer[n:].cpu()  # the same memory, if on the CPU
         self._layouts = self._host.numpy()[:n_params]
@@ -137,7 +127,6 @@ class GradientVector:
         weight: float,
         loss: float,
         n_live: float,
-        numbers: Sequence[float] = (),
         *,
         has_batch: bool = True,
         digest: int = 0,
@@ -152,8 +141,6 @@ class GradientVector:
             times gradients.
         n_live : float
             Amount of this rank's data. If 0, this rank adds nothing.
-        numbers : sequence of float
-            Means over this rank's data; summed after multiplying by ``n_live``.
         has_batch : bool
             Whether this rank has a batch.
         digest : int
@@ -175,10 +162,9 @@ class GradientVector:
         if has_part:
             self.pack()
             tail[:3] = weight, weight * loss, n_live
-            tail[FLAGS + DIGEST :] = [n_live * number for number in numbers]
         tail[3:6] = has_batch, failed, stop
         if digest:
-            tail[FLAGS : FLAGS + DIGEST] = [digest >> bit & 1 for bit in range(DIGEST)]
+            tail[FLAGS:] = [digest >> bit & 1 for bit in range(DIGEST)]
         if with_vector:
             self._fill_buffer(weight if has_part else None, self.own_layouts())
             self._sum_buffer()
@@ -194,13 +180,13 @@ class GradientVector:
 
     def _read_totals(self, with_vector: bool) -> Totals:
         """Return the sums over ranks, after reacting to errors and wishes to stop among them."""
-        weight, loss, n_live, n_batches, failed, stop, bad_norm, *rest = self._tail.tolist()
+        weight, loss, n_live, n_batches, failed, stop, bad_norm, *code = self._tail.tolist()
         self.ranks.check_flags(failed, stop, n_batches)
         if with_vector and self._staged and not stop:
             self.values.copy_(self._sum)
         # each bit of a digest is set on all ranks or on none
-        same = all(n in (0, self.ranks.size) for n in (n_batches, *rest[:DIGEST]))
-        return Totals(weight, loss, n_live, int(n_batches), same, bad_norm, rest[DIGEST:])
+        same = all(n in (0, self.ranks.size) for n in (n_batches, *code))
+        return Totals(weight, loss, n_live, int(n_batches), same, bad_norm)
 
     def sum_up(self, layouts: Iterable[int]) -> None:
         """Sum the vector over ranks, with the layouts of this rank's gradients.

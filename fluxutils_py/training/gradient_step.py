@@ -76,8 +76,6 @@ class GradientStep:
         losses stay float32.
     reduction : {"mean", "sum"}
         How to combine the losses of ranks: mean by their weights, or sum.
-    n_numbers : int
-        Number of ``numbers`` in each :class:`BatchLoss`.
     stateful : bool
         Whether recurrent layers continue from the state of the previous batch when a batch has no
         attribute ``first``. By default they then start from zero. States are detached after each
@@ -92,8 +90,6 @@ class GradientStep:
     ranks : RankGroup
     n_updates : int
         Number of optimizer steps so far.
-    numbers : list of float
-        The ``numbers`` of the last batch, averaged over ranks.
 
     Raises
     ------
@@ -124,7 +120,6 @@ class GradientStep:
         clip_nan: bool = False,
         precision: str = "float32",
         reduction: str = "mean",
-        n_numbers: int = 0,
         stateful: bool = False,
         defer: bool | None = None,
     ) -> None:
@@ -143,7 +138,6 @@ class GradientStep:
         self.reduction = reduction
         self.stateful = stateful
         self.n_updates = 0
-        self.numbers = [0.0] * n_numbers
         self._settings = {
             "batches": batches,
             "clip": clip,
@@ -164,7 +158,7 @@ class GradientStep:
         """Build the vector for the current parameters. Call it again after moving them to another
         device.
         """
-        self.vector = GradientVector(self.params, self.ranks, len(self.numbers))
+        self.vector = GradientVector(self.params, self.ranks)
         values = self.vector.values
         self._synchronized = self.ranks.is_single
         defer = values.is_cuda if self._defer is None else self._defer
@@ -290,7 +284,6 @@ class GradientStep:
         if part is None:
             return StepInfo(None, 0)
         self.vector.pack()
-        self.numbers = list(part.numbers)
         return StepInfo(part.loss, part.n_live)
 
     def _loss_over_ranks(self, batch: object) -> StepInfo | None:
@@ -308,7 +301,6 @@ class GradientStep:
             part.weight_in_mean,
             float(part.loss),
             part.n_live,
-            part.numbers,
             has_batch=batch is not None,
             digest=code,
             with_vector=self._waiting is None,
@@ -319,7 +311,6 @@ class GradientStep:
             ranks.raise_on_all(_different_batches())
         divisor = 1.0 if self.reduction == "sum" else totals.weight or 1.0
         self._keep_sum_of_ranks(batch, part, totals, divisor)
-        self.numbers = [number / (totals.n_live or 1.0) for number in totals.numbers]
         return StepInfo(totals.loss / divisor, totals.n_live)
 
     def _agree_with_ranks(self) -> None:
@@ -371,7 +362,7 @@ class GradientStep:
         value = self._read_number("loss", loss.detach(), batch)
         require_gradient(loss)
         loss.backward()
-        return BatchLoss(value, part.n_live, part.weight, part.numbers)
+        return BatchLoss(value, part.n_live, part.weight)
 
     # -- the update --------------------------------------------------------------------------------
 

@@ -83,8 +83,7 @@ class Hooks:
     ``state_dict`` and ``load_state_dict``, by hook name.
     """
 
-    def __init__(self, of_loop: bool = True) -> None:
-        self._of_loop = of_loop  # not a user's own loop, which may pass more
+    def __init__(self) -> None:
         self._entries: dict[str, list[_Entry]] = {event: [] for event in EVENTS}
         self._n = 0  # number of entries so far
         self._stateful: dict[str, Stateful] = {}
@@ -125,8 +124,7 @@ class Hooks:
             If the action cannot be called with the loop.
         """
         name = name or getattr(action, "__name__", None) or type(action).__name__
-        if self._of_loop:
-            require_arguments(name, action, "the loop")
+        require_arguments(name, action, "the loop")
         if priority is None:
             priority = _action_attribute(action, "priority", 0)
         if collective is None:

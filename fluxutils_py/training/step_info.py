@@ -21,14 +21,11 @@ class BatchLoss(NamedTuple):
         Amount of data that the loss is a mean over: its weight in means over batches and ranks.
     weight : float, optional
         Weight of the loss among the ranks, if it differs from ``n_live``.
-    numbers : sequence of float
-        Further means over the same data, to average over ranks.
     """
 
     loss: Any
     n_live: float = 1.0
     weight: float | None = None
-    numbers: Sequence[float] = ()
 
     @property
     def weight_in_mean(self) -> float:
