@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
-import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from fluxutils_py.validation import require_package
@@ -15,23 +14,22 @@ from fluxutils_py.validation import require_package
 class LossCurveDisplay:
     """A plot of the loss per epoch: training as a line, validation dashed in the same colour.
 
-    Create it with :meth:`from_estimator` or :meth:`from_cv_results`, as other displays of
-    scikit-learn. It needs matplotlib.
+    Create it with :meth:`from_estimator`, as other displays of scikit-learn. It needs matplotlib.
+    Several fits are drawn one after the other, on the same ``ax``.
 
     Parameters
     ----------
-    loss_curve : list of float, or list of such
-        Training loss after each epoch, of one fit or of each of several.
-    validation_loss_curve : the same, or None
-        Validation loss; NaN where there is none, or None for a fit without any.
-    name : str, list of str, or None
-        Names of the fits in the legend. None: "training" and "validation" for one, "fold 0", "fold
-        1", ... for several.
+    loss_curve : list of float
+        Training loss after each epoch.
+    validation_loss_curve : list of float, optional
+        Validation loss; NaN where there is none.
+    name : str, optional
+        What "training" and "validation" follow in the legend.
 
     Attributes
     ----------
-    line_, validation_line_ : matplotlib Line2D, or list of such
-        The lines, one per fit; None for a fit without validation loss.
+    line_, validation_line_ : matplotlib Line2D
+        The second is None for a fit without validation loss.
     ax_ : matplotlib Axes
     figure_ : matplotlib Figure
 
@@ -45,7 +43,7 @@ class LossCurveDisplay:
     """
 
     def __init__(
-        self, *, loss_curve: Any, validation_loss_curve: Any = None, name: Any = None
+        self, *, loss_curve: Any, validation_loss_curve: Any = None, name: str | None = None
     ) -> None:
         self.loss_curve = loss_curve
         self.validation_loss_curve = validation_loss_curve
@@ -85,50 +83,8 @@ class LossCurveDisplay:
         )
         return display.plot(ax, curve_kwargs=curve_kwargs)
 
-    @classmethod
-    def from_cv_results(
-        cls,
-        cv_results: Mapping[str, Any],
-        *,
-        ax: Any = None,
-        name: str | Sequence[str] | None = None,
-        curve_kwargs: Any = None,
-    ) -> Self:
-        """Draw the losses of the folds of a cross-validation.
-
-        Parameters
-        ----------
-        cv_results : dict
-            The result of ``cross_validate(..., return_estimator=True)``.
-        ax : matplotlib Axes, optional
-        name : str or list of str, optional
-            A prefix of "fold 0", "fold 1", ..., or a name for each fold.
-        curve_kwargs : dict or list of dict, optional
-            Keywords for matplotlib's ``plot``, for all folds or for each.
-
-        Raises
-        ------
-        ValueError
-            If the results lack the fitted estimators, or the number of names or keywords is wrong.
-        """
-        if "estimator" not in cv_results:
-            raise ValueError(
-                f"cv_results has no 'estimator' (found: {', '.join(cv_results)}): "
-                "call cross_validate(..., return_estimator=True)"
-            )
-        curves = [_loss_curves(_estimator_with_curve(e)) for e in cv_results["estimator"]]
-        validation = [v for _, v in curves]
-        display = cls(
-            loss_curve=[t for t, _ in curves],
-            validation_loss_curve=validation if any(v is not None for v in validation) else None,
-            name=name,
-        )
-        return display.plot(ax, curve_kwargs=curve_kwargs)
-
-    def plot(
-        self, ax: Any = None, *, name: str | Sequence[str] | None = None, curve_kwargs: Any = None
-    ) -> Self:
-        """Draw, on ``ax`` or in a new figure; parameters as in :meth:`from_cv_results`.
+    def plot(self, ax: Any = None, *, name: str | None = None, curve_kwargs: Any = None) -> Self:
+        """Draw, on ``ax`` or in a new figure; parameters as in :meth:`from_estimator`.
 
         Raises
         ------
@@ -139,74 +95,37 @@ class LossCurveDisplay:
         plt, cbook, lines, ticker = (
             require_package(f"matplotlib.{n}", "plot", "LossCurveDisplay") for n in modules
         )
-        curves = self._curves(self.name if name is None else name, curve_kwargs)
         if ax is None:
             _, ax = plt.subplots(layout="constrained")
             ax.spines[["top", "right"]].set_visible(False)
-        solid: list[Any] = []
-        dashed: list[Any] = []
-        for training, validation, style, (label, validation_label) in curves:
-            # "c" and "color", "lw" and "linewidth" are one keyword
-            style = {"label": label, **cbook.normalize_kwargs(style, lines.Line2D)}
-            solid += _draw_curve(ax, training, style)
-            if validation is None:
-                dashed.append(None)
-                continue
-            look = {
+        name = self.name if name is None else name
+        prefix = "" if name is None else f"{name}, "
+        # "c" and "color", "lw" and "linewidth" are one keyword
+        given = cbook.normalize_kwargs(curve_kwargs or {}, lines.Line2D)
+        style = {"label": f"{prefix}training", **given}
+        self.line_ = _draw_curve(ax, self.loss_curve, style)
+        self.validation_line_: Any = None
+        if self.validation_loss_curve is not None:
+            style |= {
                 # the one that the axes chose for the line of training
-                "color": solid[-1].get_color(),
+                "color": self.line_.get_color(),
                 "linestyle": "--",
-                "label": validation_label,
+                "label": f"{prefix}validation",
             }
-            dashed += _draw_curve(ax, validation, style | look)
-        if self._has_several and any(dashed):
-            # one entry of the legend for all that are dashed
-            ax.plot([], [], color="0.4", linestyle="--", label="validation")
+            self.validation_line_ = _draw_curve(ax, self.validation_loss_curve, style)
         ax.set(xlabel="epoch", ylabel="loss")
         # epochs are whole, and a fit may have only one
         ax.xaxis.set_major_locator(ticker.MaxNLocator(integer=True, min_n_ticks=1))
         ax.legend(frameon=False)
         self.ax_ = ax
         self.figure_ = ax.figure
-        self.line_: Any = solid if self._has_several else solid[0]
-        self.validation_line_: Any = None
-        if any(dashed):
-            self.validation_line_ = dashed if self._has_several else dashed[0]
         return self
 
-    @property
-    def _has_several(self) -> bool:
-        """Whether there is a list of curves rather than one curve."""
-        # len(), since an array of several numbers has no truth value
-        return len(self.loss_curve) > 0 and isinstance(self.loss_curve[0], Sequence | np.ndarray)
 
-    def _curves(self, name: Any, curve_kwargs: Any) -> list[tuple[Any, Any, Any, Any]]:
-        """Return training and validation losses of each fit, how they look, and the labels of the
-        two; what has no label is not in the legend.
-        """
-        curves = self.loss_curve if self._has_several else [self.loss_curve]
-        n = len(curves)
-        validation = self.validation_loss_curve
-        if validation is None or not self._has_several:
-            validation = [validation] * n
-        names = _as_list(name, n, "name")
-        styles = _as_list({} if curve_kwargs is None else curve_kwargs, n, "curve_kwargs")
-        if not self._has_several:
-            # without a list of fits, the legend tells training and validation apart
-            prefix = "" if names[0] is None else f"{names[0]}, "
-            labels = f"{prefix}training", f"{prefix}validation"
-            return [(curves[0], validation[0], styles[0], labels)]
-        if isinstance(name, str | None):
-            names = [f"{name}, fold {i}" if name else f"fold {i}" for i in range(n)]
-        parts = zip(curves, validation, styles, names, strict=True)
-        return [(curve, valid, style, (label or "", None)) for curve, valid, style, label in parts]
-
-
-def _draw_curve(ax: Any, curve: Sequence[float], style: dict[str, Any]) -> list[Any]:
+def _draw_curve(ax: Any, curve: Sequence[float], style: dict[str, Any]) -> Any:
     epochs = range(1, len(curve) + 1)
     point = {"marker": "o"} if len(curve) == 1 else {}  # a line of one point cannot be seen
-    lines: list[Any] = ax.plot(epochs, curve, **point | style)
-    return lines
+    return ax.plot(epochs, curve, **point | style)[0]
 
 
 def _estimator_with_curve(estimator: Any) -> Any:
@@ -235,14 +154,3 @@ def _loss_curves(estimator: Any) -> tuple[list[float], list[float] | None]:
         # so that each loss is drawn at its epoch
         validation = [record.get("validation_loss", math.nan) for record in estimator.history_]
     return training, validation or None
-
-
-def _as_list(given: Any, n: int, name: str) -> list[Any]:
-    """Return a list of ``n`` values: the given ones, or ``n`` times the given one."""
-    if not isinstance(given, list | tuple):
-        return [given] * n
-    if len(given) != n:
-        raise ValueError(
-            f"{name} has {len(given)} entries for {n} loss curves; give one, or one for each"
-        )
-    return list(given)

@@ -10,7 +10,7 @@ import pytest
 from sklearn.compose import TransformedTargetRegressor
 from sklearn.exceptions import NotFittedError
 from sklearn.linear_model import Ridge
-from sklearn.model_selection import GridSearchCV, cross_validate
+from sklearn.model_selection import GridSearchCV
 from sklearn.neural_network import MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import FunctionTransformer, StandardScaler
@@ -121,11 +121,6 @@ def test_arrays_are_curves_too():
         loss_curve=np.array([3.0, 2.0]), validation_loss_curve=np.array([4.0, 2.5])
     ).plot()
     assert (drawn(one.line_), drawn(one.validation_line_)) == ([3, 2], [4, 2.5])
-    two = LossCurveDisplay(
-        loss_curve=np.array([[3.0, 2.0], [5.0, 4.0]]), validation_loss_curve=np.eye(2)
-    ).plot()
-    assert [drawn(line) for line in two.line_] == [[3, 2], [5, 4]]
-    assert [drawn(line) for line in two.validation_line_] == [[1, 0], [0, 1]]
 
 
 def test_it_can_be_drawn_again():
@@ -192,67 +187,6 @@ def test_estimators_without_a_curve_are_refused(est):
         LossCurveDisplay.from_estimator(est)
     assert f"{name} has none" in str(error.value)
     assert not plt.get_fignums()
-
-
-# -- cross-validation -----------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def cv_results():
-    found = cross_validate(make(), X, Y, cv=EVERYTHING, return_estimator=True)
-    found["estimator"][1].set_params(random_state=1, spec=Spec(6, 4, 5)).fit(
-        X, Y, validation_data=(XV, YV)
-    )
-    return found
-
-
-@pytest.mark.slow
-def test_each_fold_has_a_line(cv_results):
-    display = LossCurveDisplay.from_cv_results(cv_results)
-    first, second = cv_results["estimator"]
-    assert [drawn(line) for line in display.line_] == [first.loss_curve_, second.loss_curve_]
-    none, dashed = display.validation_line_
-    assert none is None
-    assert drawn(dashed) == second.validation_loss_curve_
-    assert (dashed.get_color(), dashed.get_linestyle()) == (display.line_[1].get_color(), "--")
-    assert display.line_[0].get_color() != display.line_[1].get_color()
-    assert legend(display) == ["fold 0", "fold 1", "validation"]
-
-
-@pytest.mark.slow
-def test_folds_without_validation_have_no_entry_for_it(cv_results):
-    display = LossCurveDisplay.from_cv_results({"estimator": cv_results["estimator"][:1]})
-    assert [drawn(line) for line in display.line_] == [cv_results["estimator"][0].loss_curve_]
-    assert display.validation_line_ is None
-    assert legend(display) == ["fold 0"]
-
-
-def test_folds_are_named_and_styled_at_once_or_one_by_one(cv_results):
-    display = LossCurveDisplay.from_cv_results(cv_results, name="LSTM", curve_kwargs={"alpha": 0.5})
-    assert legend(display) == ["LSTM, fold 0", "LSTM, fold 1", "validation"]
-    assert [line.get_alpha() for line in display.line_] == [0.5, 0.5]
-    styles = [{"color": "red"}, {"color": "blue"}]
-    display = LossCurveDisplay.from_cv_results(cv_results, name=["a", "b"], curve_kwargs=styles)
-    assert legend(display) == ["a", "b", "validation"]
-    assert [line.get_color() for line in display.line_] == ["red", "blue"]
-    assert display.validation_line_[1].get_color() == "blue"
-
-
-@pytest.mark.parametrize("what", ["name", "curve_kwargs"])
-def test_a_wrong_number_of_names_or_styles_is_refused(cv_results, what):
-    with pytest.raises(ValueError) as error:  # noqa: PT011  compared whole below
-        LossCurveDisplay.from_cv_results(cv_results, **{what: [{}] * 3})
-    assert f"{what} has 3 entries for 2 loss curves" in str(error.value)
-    assert not plt.get_fignums()
-
-
-def test_results_without_estimators_are_refused():
-    with pytest.raises(ValueError) as error:  # noqa: PT011  compared whole below
-        LossCurveDisplay.from_cv_results({"fit_time": [], "test_score": []})
-    assert all(
-        part in str(error.value)
-        for part in ("found: fit_time, test_score", "return_estimator=True")
-    )
 
 
 # -- matplotlib -------------------------------------------------------------------------------------------------
