@@ -388,8 +388,6 @@ class Trainer(BatchStep):
         sizes = len(batch.inputs), len(batch.labels)
         key = kind_key(batch.kind), mode
         require_same_arity(batch, sizes, self._arity.setdefault(key, sizes))
-        if isinstance(self.loss_fn, WeightedLoss):
-            batch = self.loss_fn.weigh(batch)
         first = next(self.model.parameters(), None)
         # batches of datasets are in main memory already, and moving one costs time
         return batch if first is None or first.device.type == "cpu" else batch.to(first.device)
