@@ -1,9 +1,5 @@
 """Names and arguments of gomlx ``ml/train`` and related packages, on this package's loop."""
 
-from fluxutils_py.gomlx.cross_entropy import (
-    categorical_cross_entropy,
-    sparse_categorical_cross_entropy,
-)
 from fluxutils_py.gomlx.loop_callbacks import (
     EveryNSteps,
     ExponentialCallback,
@@ -61,7 +57,6 @@ __all__ = [
     "binary_accuracy",
     "binary_logits_accuracy",
     "by_name",
-    "categorical_cross_entropy",
     "collected_losses",
     "cosine",
     "first_nonfinite",
@@ -69,5 +64,4 @@ __all__ = [
     "inverse_sqrt",
     "report_eval",
     "sparse_categorical_accuracy",
-    "sparse_categorical_cross_entropy",
 ]
