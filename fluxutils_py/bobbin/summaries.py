@@ -59,8 +59,8 @@ def MplImageSummary(
     """Return the summary of an image that ``imshow`` of matplotlib draws at once, without pyplot or
     a display.
 
-    For a figure of your own, call ``figure.canvas.draw()``, and take ``ImageSummary`` of
-    ``figure.canvas.buffer_rgba()[..., :3]`` as an array.
+    For a figure of your own, with a canvas of matplotlib's Agg, call ``figure.canvas.draw()``, and
+    take ``ImageSummary(np.asarray(figure.canvas.buffer_rgba())[..., :3])``.
 
     Parameters
     ----------
