@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from fluxutils_py.bobbin.crontab import CronTab, with_state
+from fluxutils_py.bobbin.crontab import CronTab
 from fluxutils_py.bobbin.evaluation import (
     EvalTask,
     KeepBestResults,
@@ -121,6 +121,5 @@ __all__ = [
     "total_dimensionality",
     "tpmap",
     "unshard",
-    "with_state",
     "write_pytree_json_file",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from fluxutils_py.training.hooks import Action, Hooks, numbered
 from fluxutils_py.training.triggers import (
@@ -15,9 +15,6 @@ from fluxutils_py.training.triggers import (
     OrTrigger,
     Trigger,
 )
-
-if TYPE_CHECKING:
-    from fluxutils_py.training.loop import Loop
 
 TIMES: Mapping[str, Callable[[Any], Trigger]] = {
     "step_interval": EveryNSteps,
@@ -145,19 +142,3 @@ class CronTab:
         """Add each row to ``hooks``; ``hooks.attach(crontab)`` calls this."""
         for name, (trigger, action) in self._rows.items():
             hooks.add("step", action, name=name, trigger=trigger, results=self.results)
-
-
-def with_state(action: Callable[..., Any]) -> Callable[[Any], Any]:
-    """Turn bobbin's ``action(train_state, step_info=...)`` into a hook.
-
-    It is for a :class:`Loop`, or for a ``CronTab`` attached to one.
-
-    In a custom ``for`` loop, ``CronTab.run(train_state, step_info=info)`` calls these actions
-    without this adapter.
-    """
-
-    def hook(loop: Loop) -> Any:
-        return action(loop.state, step_info=loop.step_info)
-
-    hook.__name__ = getattr(action, "__name__", type(action).__name__)
-    return hook

@@ -16,7 +16,6 @@ from fluxutils_py.bobbin.summaries import (
     collected_summaries,
     publish_train_intermediates,
 )
-from fluxutils_py.bobbin.writers import with_flax_names
 from fluxutils_py.parallel import get_communicator, is_main_process
 from fluxutils_py.reporting.curve_hook import step_numbers, step_rate
 from fluxutils_py.reporting.tensorboard import as_code
@@ -38,7 +37,8 @@ class PublishTrainingProgress:
 
     Parameters
     ----------
-    writer : writer with flax's methods, or torch.utils.tensorboard.SummaryWriter
+    writer : writer with flax's methods
+        ``SummaryWriter(w)`` is one around a writer ``w`` of torch.
     summary_collections : iterable of str
         Accepted for bobbin and ignored: all sown summaries are written.
     trigger : Trigger, optional
@@ -77,13 +77,13 @@ class PublishTrainingProgress:
 
     def __init__(
         self,
-        writer: object,
+        writer: Any,
         summary_collections: Iterable[str] = (),
         *,
         trigger: object = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.writer = with_flax_names(writer)
+        self.writer = writer
         self.trigger = trigger
         self.clock = clock
         self._last: tuple[int, float] | None = None
@@ -120,7 +120,7 @@ class PublishTrainingProgress:
 
 
 def publish_trainer_env_info(
-    writer: object,
+    writer: Any,
     state: Any,
     *,
     prefix: str = "trainer/diagnosis/",
@@ -132,7 +132,8 @@ def publish_trainer_env_info(
 
     Parameters
     ----------
-    writer : writer with flax's methods, or torch.utils.tensorboard.SummaryWriter
+    writer : writer with flax's methods
+        ``SummaryWriter(w)`` is one around a writer ``w`` of torch.
     state : TrainState or Loop
         Object with ``step`` and ``model``.
     prefix : str
@@ -162,8 +163,7 @@ def publish_trainer_env_info(
         "trainer_argv": "\n".join(sys.argv),
         "process": f"rank {ranks.rank} of {ranks.size}, pid {os.getpid()} on {host}",
     }
-    flax_writer = with_flax_names(writer)
     for name, text in texts.items():
-        flax_writer.text(prefix + name, as_code(text), state.step)
+        writer.text(prefix + name, as_code(text), state.step)
         if also_do_logging:  # readable, for a run without TensorBoard
             logger.log(loglevel, "%s: %s", name, text)

@@ -12,7 +12,6 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from fluxutils_py.bobbin.writers import with_flax_names
 from fluxutils_py.tree import named_leaves
 
 
@@ -31,8 +30,8 @@ class Summary:
         self.value = value
 
     def publish(self, writer: object, tag: str, step: int) -> None:
-        """Write the value with a writer that has flax's methods, or one of torch."""
-        getattr(with_flax_names(writer), self.method)(tag, self.value, step)
+        """Write the value with a writer that has flax's methods."""
+        getattr(writer, self.method)(tag, self.value, step)
 
 
 def ScalarSummary(value: object) -> Summary:
@@ -44,13 +43,8 @@ def ScalarSummary(value: object) -> Summary:
     return Summary("scalar", value)
 
 
-def ImageSummary(image: Any, dataformats: str | None = None) -> Summary:
-    """Return the summary of an image of floats in 0..1, or uint8, with axes (H, W) or (H, W, C), or
-    as in ``dataformats``, such as ``"CHW"``.
-    """
-    if dataformats is not None:
-        axes = [dataformats.index(axis) for axis in "HWC" if axis in dataformats]
-        image = image.permute(axes) if isinstance(image, Tensor) else image.transpose(axes)
+def ImageSummary(image: object) -> Summary:
+    """Return the summary of an image of floats in 0..1, or uint8, with axes (H, W) or (H, W, C)."""
     return Summary("image", image)
 
 
@@ -62,40 +56,37 @@ def MplImageSummary(
     with_colorbar: bool = False,
     **options: Any,
 ) -> Summary:
-    """Return the summary of an image that matplotlib draws at once, without pyplot or a display.
+    """Return the summary of an image that ``imshow`` of matplotlib draws at once, without pyplot or
+    a display.
+
+    For a figure of your own, with a canvas of matplotlib's Agg, call ``figure.canvas.draw()``, and
+    take ``ImageSummary(np.asarray(figure.canvas.buffer_rgba())[..., :3])``.
 
     Parameters
     ----------
-    image : matplotlib Figure, or array of shape (H, W) or (H, W, C)
-        ``imshow`` draws an array.
+    image : array of shape (H, W) or (H, W, C)
     h_paddings, v_paddings : array of shape (W,) and (H,), optional
         Leave out the columns (``h_paddings``) or rows where these are above 0.5.
     with_colorbar : bool
     **options
         Arguments of ``imshow``, such as ``cmap``, ``interpolation``, ``aspect``, ``origin``.
     """
-    if not hasattr(image, "savefig"):
-        from matplotlib.figure import Figure
-
-        pixels = np.asarray(image)
-        # h_paddings has an entry per column
-        for axis, paddings in enumerate((v_paddings, h_paddings)):
-            if paddings is not None:
-                pixels = np.compress(np.asarray(paddings) <= 0.5, pixels, axis)
-        image = Figure()  # not of pyplot, which would keep it
-        axes = image.add_subplot()
-        drawn = axes.imshow(pixels, **options)
-        if with_colorbar:
-            image.colorbar(drawn)
     from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
 
-    shown_by = image.canvas
-    canvas = FigureCanvasAgg(image)  # takes the place of the other
-    try:
-        canvas.draw()
-        return Summary("image", np.asarray(canvas.buffer_rgba())[..., :3])
-    finally:
-        image.set_canvas(shown_by)
+    pixels = np.asarray(image)
+    # h_paddings has an entry per column
+    for axis, paddings in enumerate((v_paddings, h_paddings)):
+        if paddings is not None:
+            pixels = np.compress(np.asarray(paddings) <= 0.5, pixels, axis)
+    figure = Figure()  # not of pyplot, which would keep it
+    canvas = FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    drawn = axes.imshow(pixels, **options)
+    if with_colorbar:
+        figure.colorbar(drawn)
+    canvas.draw()
+    return ImageSummary(np.asarray(canvas.buffer_rgba())[..., :3])
 
 
 class SummaryCollector:
@@ -189,7 +180,7 @@ def publish_train_intermediates(
 
     Parameters
     ----------
-    writer : writer with flax's methods, or torch.utils.tensorboard.SummaryWriter
+    writer : writer with flax's methods
     tree : nested dict, list or tuple
         For instance the result of ``SummaryCollector.take``.
     step : int

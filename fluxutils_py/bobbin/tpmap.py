@@ -16,8 +16,8 @@ from fluxutils_py.tree import split_leading_axis, tree_map, unshard
 
 def tpmap(
     f: Callable[..., Any],
-    axis_name: str | Sequence[str],
-    argtypes: Sequence[str] | None = None,
+    axis_name: str,
+    argtypes: Sequence[str],
     kwargtypes: Mapping[str, str] | None = None,
     *,
     devices: int | Sequence[Any] | None = None,
@@ -32,7 +32,7 @@ def tpmap(
         Returns a tensor, array or number, or nested lists, tuples and dicts of them. It runs in
         several threads at the same time.
     axis_name : str
-        Name of the axis of devices. It has no effect, and you can leave it out.
+        Name of the axis of devices. It has no effect.
     argtypes : sequence of str
         How to pass each positional argument to device ``i``. ``"static"``: the argument itself.
         ``"broadcast"``: a copy on the device. ``"shard"``: an equal part of its leading axis.
@@ -64,25 +64,21 @@ def tpmap(
 
     Examples
     --------
-    >>> double = tpmap(lambda w, x: w * x, ["broadcast", "shard"], devices=2)
+    >>> double = tpmap(lambda w, x: w * x, "batch", ["broadcast", "shard"], devices=2)
     >>> double(torch.tensor(2.0), torch.arange(4.0))
     tensor([[0., 2.],
             [4., 6.]])
     """
-    if not isinstance(axis_name, str):  # left out: the arguments after it move up
-        kwargtypes = argtypes or kwargtypes  # type: ignore[assignment]
-        argtypes = axis_name
-    types = tuple(argtypes or ())
     named_types = dict(kwargtypes or {})
     on = _devices(devices)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if len(args) != len(types) or kwargs.keys() != named_types.keys():
+        if len(args) != len(argtypes) or kwargs.keys() != named_types.keys():
             raise TypeError(
-                f"expected {len(types)} positional arguments and the keywords {[*named_types]}, "
+                f"expected {len(argtypes)} positional arguments and the keywords {[*named_types]}, "
                 f"got {len(args)} and {[*kwargs]}"
             )
-        positional = [_divide(*pair, on) for pair in zip(types, args, strict=True)]
+        positional = [_divide(*pair, on) for pair in zip(argtypes, args, strict=True)]
         named = [_divide(named_types[name], value, on) for name, value in kwargs.items()]
         stacked = tree_map(_stack_results, *_call_each(f, positional, list(kwargs), named))
         return stacked if wrap_return is None else wrap_return(stacked)

@@ -173,19 +173,13 @@ WRITE: dict[str, Callable[..., None]] = {
 }
 
 
-def with_flax_names(writer: Any) -> Any:
-    """Return a writer that has flax's methods: itself, or one around a writer of torch."""
-    is_torch = hasattr(writer, "add_scalar") and not hasattr(writer, "scalar")
-    return SummaryWriter(writer) if is_torch else writer
-
-
 class ThreadedSummaryWriter(NullSummaryWriter):
     """Write summaries in another thread: a call returns as soon as values are copied to main
     memory. The thread writes them in the order of the calls.
 
     Parameters
     ----------
-    base_writer : writer with flax's methods, or torch.utils.tensorboard.SummaryWriter
+    base_writer : writer with flax's methods
         Writer that the thread uses, and nothing else may. Closing this writer closes it.
     max_workers, wait_on_flush
         Accepted for bobbin and ignored: there is one thread, and :meth:`flush` waits for it.
@@ -204,10 +198,8 @@ class ThreadedSummaryWriter(NullSummaryWriter):
     ...     value += 1  # too late
     """
 
-    def __init__(
-        self, base_writer: object, max_workers: int = 1, wait_on_flush: bool = False
-    ) -> None:
-        self.base_writer = with_flax_names(base_writer)
+    def __init__(self, base_writer: Any, max_workers: int = 1, wait_on_flush: bool = False) -> None:
+        self.base_writer = base_writer
         self._thread = ThreadPoolExecutor(1)
         self._error: Exception | None = None
 

@@ -123,7 +123,7 @@ class Estimator(CallbackSupport, NestedParamsMixin, BaseEstimator):
         Per epoch: ``epoch, loss, mean_batch_loss, seconds``, ``folds`` (largest number of folds of
         a series, see ``rebatch`` of :class:`fluxutils_py.Spec`), and values that hooks add
         (``validation_loss``, ``lr``);
-        :func:`fluxutils_py.training.history_table` makes a table of it.
+        ``pandas.DataFrame(est.history_)`` is a table of it.
     n_features_in_ : int, or tuple of int for several inputs
         Features per step; for a matrix or a view, its columns.
     feature_names_in_ : ndarray of str

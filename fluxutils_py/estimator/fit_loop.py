@@ -32,7 +32,7 @@ from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.nn.states import recurrent_layers, reset
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.parallel.launcher import local_rank
-from fluxutils_py.reporting.progress import EpochLog, ProgressBar, progress_hook
+from fluxutils_py.reporting.progress import EpochLog, ProgressBar, progress_hook, say_once
 from fluxutils_py.training import Loop
 from fluxutils_py.training.early_stopping import EarlyStopping, Schedule
 from fluxutils_py.training.make_optimizer import make_scheduler
@@ -178,7 +178,7 @@ class FitLoop(Loop):
         self.hooks.attach(progress)
         line = describe_minibatches(self.data.settings, self.data.windows, self.ranks.size)
         if line is not None:
-            self.hooks.add("start", lambda loop: progress.say_once(line), name="minibatch size")
+            self.hooks.add("start", lambda loop: say_once(progress, line), name="minibatch size")
 
     # -- a run: each part before the hooks of users ------------------------------------------------
 

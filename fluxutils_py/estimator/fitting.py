@@ -56,7 +56,7 @@ from fluxutils_py.nn.states import reset
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.parallel.rank_group import ranks_of_call
 from fluxutils_py.reporting.progress import say_stage
-from fluxutils_py.sklearn_callbacks import begin_fit, has_callbacks, hooks_of
+from fluxutils_py.sklearn_callbacks import ATTRIBUTE, begin_fit, hooks_of
 from fluxutils_py.training import Checkpointer
 from fluxutils_py.training.hooks import as_callbacks
 from fluxutils_py.training.minibatch import TensorBatches
@@ -208,7 +208,7 @@ def _task_of(
     est: SeriesEstimator, x: object, y: object, given: dict[str, object]
 ) -> Callable[..., Callable[[], None]] | None:
     """Return what begins the task of scikit-learn's callbacks; None without any."""
-    if not has_callbacks(est):
+    if not vars(est).get(ATTRIBUTE):
         return None
     metadata = {name: value for name, value in given.items() if value is not None}
     return partial(begin_fit, est, x, y, metadata)
@@ -249,7 +249,9 @@ def train(begun: BegunFit, loop: FitLoop) -> None:
     if begun.task is not None:
         fitted = partial(_fitted_now, est, alone=not ranks.is_single)
         end_task = begun.task(n_epochs=loop.epochs, fitted=fitted)
-    callbacks = [*as_callbacks(loop.data.settings.callbacks), *hooks_of(est)]
+    callbacks = as_callbacks(loop.data.settings.callbacks)
+    if vars(est).get(ATTRIBUTE):
+        callbacks = [*callbacks, *hooks_of(est)]
     has_checkpoints = has_checkpointers(callbacks)
     # a partial_fit may be of data unlike those before
     target_sums = watch_targets(loop) if begun.data.is_fit else []

@@ -164,22 +164,14 @@ class Past:
     def ends(
         self, baselines: Sequence[Tensor], steps: slice
     ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Return inputs and baselines of some steps, for baselines (1 or T, 1, F) of each input;
-        both are zero where there is no input, as in ``predict``.
+        """Return inputs and baselines of some steps, for baselines (1, 1, F) of each input; both
+        are zero where there is no input, as in ``predict``.
         """
         xs, missing = self.read(steps)
-        of_steps = []
-        for x, b in zip(xs, baselines, strict=True):
-            part = b if len(b) == 1 else b[self.first + steps.start : self.first + steps.stop]
-            if len(part) not in (1, len(x)):
-                raise ShapeError(
-                    f"baseline has {len(b)} steps, the series goes on to step "
-                    f"{self.first + steps.stop - 1}"
-                )
-            if missing is not None:
-                part = torch.where(missing[:, :, None], x, part)
-            of_steps.append(part)
-        return xs, tuple(of_steps)
+        if missing is None:
+            return xs, tuple(baselines)
+        where = missing[:, :, None]
+        return xs, tuple(torch.where(where, x, b) for x, b in zip(xs, baselines, strict=True))
 
 
 def read_past(model: ExplainedModel, series: int, step: int | None) -> Past:

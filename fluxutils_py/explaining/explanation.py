@@ -8,19 +8,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fluxutils_py.validation import check_integer, require_package
+from fluxutils_py.validation import require_package
 
 MOST_NAMES = 40  # of features, that can be read beside a heat map
 COVERED = 0.99  # of all attributions, by the steps that are drawn
 
 
 class Share(NamedTuple):
-    """What a feature, a step, or a feature at a step contributed.
+    """What a feature or a step contributed.
 
     Attributes
     ----------
-    name : str, int or tuple
-        Name of the feature, number of the step, or both.
+    name : str or int
+        Name of the feature, or number of the step.
     total : float
         Sum of its attributions, in the units of the output.
     size : float
@@ -80,19 +80,6 @@ class Explanation:
         matrix, _ = self.stacked()
         return _ranked(self.steps.tolist(), matrix.T)
 
-    def by_channel(self, n: int | None = 20) -> list[Share]:
-        """Rank single channels, the pairs (feature, step), and return the ``n`` largest; None:
-        all.
-        """
-        matrix, names = self.stacked()
-        order = np.argsort(-abs(matrix), axis=None, kind="stable")[:n]
-        features, steps = np.unravel_index(order, matrix.shape)
-        shares = []
-        for f, t in zip(features, steps, strict=True):
-            value = float(matrix[f, t])
-            shares.append(Share((names[f], int(self.steps[t])), value, abs(value)))
-        return shares
-
     def stacked(self) -> tuple[np.ndarray, list[str]]:
         """Return the attributions of all inputs as one matrix (F, T), with the features' names."""
         if not isinstance(self.attributions, tuple):
@@ -100,23 +87,17 @@ class Explanation:
         names = [f"x[{i}] {name}" for i, of in enumerate(self.feature_names) for name in of]
         return np.concatenate(self.attributions), names
 
-    def plot(self, axes: Any = None, *, last: int | None = None) -> Any:
-        """Draw a heat map, features by steps, on one matplotlib Axes or in a new figure.
-
-        Parameters
-        ----------
-        axes : matplotlib Axes, optional
-        last : int, optional
-            Number of the last steps to draw. None: as many as hold 99 per cent of all attributions.
+    def plot(self, axes: Any = None) -> Any:
+        """Draw a heat map, features by the last steps that hold 99 per cent of all attributions, on
+        one matplotlib Axes or in a new figure.
 
         Returns
         -------
         matplotlib AxesImage
             Its ``figure`` and ``axes`` are where it was drawn.
         """
-        check_integer("last", last, 1, optional=True)
         matrix, names = self.stacked()
-        n_drawn = min(last or _n_steps_that_count(matrix), len(self.steps))
+        n_drawn = min(_n_steps_that_count(matrix), len(self.steps))
         matrix = matrix[:, -n_drawn:]
         if axes is None:
             pyplot = require_package("matplotlib.pyplot", "plot", "Explanation.plot")

@@ -68,10 +68,10 @@ def explain(
         Which number of several, counted through all outputs; of a classifier, the class whose score
         is explained. None: the only number, or the class that is predicted at this step. The score
         is that of ``decision_function``: of two classes, the difference to the other.
-    baseline : "mean", "zero", array of shape (F,) or (F, T), or a tuple of these
+    baseline : "mean", "zero", array of shape (F,), or a tuple of these
         The inputs with which those of the series are compared, in the units of ``x``. "mean": the
-        mean of each feature over all of ``x``. "zero": zeros, where the model gets them. An array
-        (F, T) has the steps of ``x``. Integer inputs stay as they are.
+        mean of each feature over all of ``x``. "zero": zeros, where the model gets them. Integer
+        inputs stay as they are.
     n_points : int, optional
         Points on the path from baseline to inputs. None: 16, and four times as many until
         attributions are complete to 1e-4, or 4096, as models with kinks (ReLU) may need.
@@ -82,7 +82,7 @@ def explain(
     -------
     Explanation
         ``attributions`` of shape (F, T) in the units of the output, for all steps up to ``step``,
-        with ``by_feature()``, ``by_step()``, ``by_channel()``, ``plot()``.
+        with ``by_feature()``, ``by_step()``, ``plot()``.
 
     Raises
     ------
@@ -209,7 +209,7 @@ class Score:
 
 
 def read_baselines(model: ExplainedModel, past: Past, given: Any) -> list[Tensor]:
-    """Return the baseline of each input, (1 or T, 1, F), from what was given for all or each."""
+    """Return the baseline of each input, (1, 1, F), from what was given for all or each."""
     arrays = past.windows.x
     each = given if isinstance(given, tuple) else (given,) * len(arrays)
     if len(each) != len(arrays):
@@ -217,23 +217,20 @@ def read_baselines(model: ExplainedModel, past: Past, given: Any) -> list[Tensor
     tensors = []
     for b, series in zip(each, arrays, strict=True):
         if isinstance(b, str) and b == "mean":
-            values = model.mean(series)[:, None]
+            values = model.mean(series)
         elif isinstance(b, str) and b == "zero":
-            values = np.zeros((series.F, 1))
+            values = np.zeros(series.F)
         else:
             values = _given_baseline(model, b, series.F)
-        tensor = torch.as_tensor(values.T[:, None].copy())
-        tensors.append(tensor.to(past.device, past.dtype))
+        tensors.append(torch.as_tensor(values[None, None]).to(past.device, past.dtype))
     return tensors
 
 
 def _given_baseline(model: ExplainedModel, given: object, n_features: int) -> np.ndarray:
-    """Return a given baseline as (F, 1) or (F, T), through the transformers of a pipeline."""
+    """Return a given baseline (F,), through the transformers of a pipeline."""
     values = np.asarray(given)
-    if values.ndim == 1:
-        values = values[:, None]
-    if values.ndim != 2:
-        raise SpecError(f"baseline must be 'mean', 'zero', or of shape (F,) or (F, T): {given!r}")
+    if values.ndim != 1:
+        raise SpecError(f"baseline must be 'mean', 'zero', or of shape (F,): {given!r}")
     for name, transformer in model.transformers:
         # those of this package know the features of a series of any length
         if not hasattr(transformer, "stream"):
@@ -242,7 +239,7 @@ def _given_baseline(model: ExplainedModel, given: object, n_features: int) -> np
                 f"{type(transformer).__name__}; use baseline='mean', or explain the last step of "
                 "the pipeline on inputs that the others have transformed"
             )
-        values = transformer.transform(values[:, None])[:, 0]
+        values = transformer.transform(values[:, None, None])[:, 0, 0]
     if len(values) != n_features or not np.isfinite(values).all():
         raise ShapeError(
             f"baseline has shape {np.shape(values)}; expected {n_features} finite features"

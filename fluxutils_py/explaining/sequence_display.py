@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -18,6 +19,7 @@ Band = tuple[np.ndarray, np.ndarray]
 BLUE, VERMILION, GREY = "#0072B2", "#D55E00", "0.4"
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class SequencePredictionDisplay:
     """Truth, prediction and band of some series, with the residuals below each. Needs matplotlib.
 
@@ -41,20 +43,11 @@ class SequencePredictionDisplay:
     figure_ : matplotlib Figure
     """
 
-    def __init__(
-        self,
-        *,
-        names: Sequence[str],
-        truth: Sequence[np.ndarray],
-        predicted: Sequence[np.ndarray],
-        bands: Sequence[Band],
-        times: np.ndarray,
-    ) -> None:
-        self.names = names
-        self.truth = truth
-        self.predicted = predicted
-        self.bands = bands
-        self.times = times
+    names: Sequence[str]
+    truth: Sequence[np.ndarray]
+    predicted: Sequence[np.ndarray]
+    bands: Sequence[Band]
+    times: np.ndarray
 
     @classmethod
     def from_estimator(
@@ -147,29 +140,13 @@ class SequencePredictionDisplay:
             below.axhline(0, color=GREY, linewidth=0.8)
             below.plot(self.times, residuals, color=VERMILION, linewidth=0.9, marker=marker)
             below.set_ylabel("residual")
-            format_times(above, self.times)
-            format_times(below, self.times)
-        legend_above(self.axes_[0])
-        if not np.issubdtype(self.times.dtype, np.datetime64):
+        # above the right end of the axes, where no line is
+        self.axes_[0].legend(
+            frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=4, borderaxespad=0.2
+        )
+        if self.times.dtype.kind != "M":  # dates are named by their labels
             self.axes_[-1].set_xlabel("step")
         return self
-
-
-# -- the look --------------------------------------------------------------------------------------
-
-
-def format_times(ax: Any, times: Any) -> None:
-    """Let the labels of dates be short, as the usual ones overlap in narrow panels."""
-    if not np.issubdtype(np.asarray(times).dtype, np.datetime64):
-        return
-    dates = require_package("matplotlib.dates", "plot", "plot")
-    locator = ax.xaxis.get_major_locator()
-    ax.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))
-
-
-def legend_above(ax: Any) -> None:
-    """Put a legend above the right end of the axes, where no line is."""
-    ax.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=4, borderaxespad=0.2)
 
 
 def _new_axes(n_series: int) -> Any:

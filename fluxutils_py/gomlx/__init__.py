@@ -1,21 +1,11 @@
 """Names and arguments of gomlx ``ml/train`` and related packages, on this package's loop."""
 
-from fluxutils_py.gomlx.batch_statistics import normalization, recompute_batch_norm
-from fluxutils_py.gomlx.cross_entropy import (
-    categorical_cross_entropy,
-    sparse_categorical_cross_entropy,
-)
 from fluxutils_py.gomlx.loop_callbacks import (
     EveryNSteps,
     ExponentialCallback,
     NTimesDuringLoop,
-    OnEnd,
-    OnStart,
-    OnStep,
     PeriodicCallback,
 )
-from fluxutils_py.gomlx.median_metric import MedianMetric
-from fluxutils_py.gomlx.points import PointsWriter, load_points
 from fluxutils_py.gomlx.report_eval import report_eval
 from fluxutils_py.gomlx.running_metrics import (
     EMAMetric,
@@ -53,14 +43,9 @@ __all__ = [
     "Loop",
     "Map",
     "MeanMetric",
-    "MedianMetric",
     "NTimes",
     "NTimesDuringLoop",
-    "OnEnd",
-    "OnStart",
-    "OnStep",
     "PeriodicCallback",
-    "PointsWriter",
     "ProgressBar",
     "ReadAhead",
     "StopTraining",
@@ -72,16 +57,11 @@ __all__ = [
     "binary_accuracy",
     "binary_logits_accuracy",
     "by_name",
-    "categorical_cross_entropy",
     "collected_losses",
     "cosine",
     "first_nonfinite",
     "get_losses",
     "inverse_sqrt",
-    "load_points",
-    "normalization",
-    "recompute_batch_norm",
     "report_eval",
     "sparse_categorical_accuracy",
-    "sparse_categorical_cross_entropy",
 ]

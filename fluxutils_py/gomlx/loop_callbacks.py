@@ -14,42 +14,6 @@ if TYPE_CHECKING:
     from fluxutils_py.training.loop import Loop
 
 
-def OnStart(
-    loop: Loop,
-    name: str,
-    priority: float,
-    fn: Callable[..., Any],
-) -> None:
-    """Call ``fn(loop, dataset)`` before the first step of each run."""
-    require_arguments(name, fn, "the loop", "the dataset")
-    # gomlx calls the batches of the run a dataset
-    loop.on_start(name, lambda loop: fn(loop, loop.batches), priority)
-
-
-def OnStep(
-    loop: Loop,
-    name: str,
-    priority: float,
-    fn: Callable[..., Any],
-    trigger: Trigger | None = None,
-) -> None:
-    """Call ``fn(loop, metrics)`` after each step, with the metrics by name."""
-    require_arguments(name, fn, "the loop", "the metrics")
-    loop.on_step(name, lambda loop: fn(loop, loop.metrics), priority, trigger)
-
-
-def OnEnd(
-    loop: Loop,
-    name: str,
-    priority: float,
-    fn: Callable[..., Any],
-) -> None:
-    """Call ``fn(loop, metrics)`` after the last step of each run."""
-    require_arguments(name, fn, "the loop", "the metrics")
-    # those of the last step, as gomlx passes them
-    loop.on_end(name, lambda loop: fn(loop, loop.metrics), priority)
-
-
 def EveryNSteps(
     loop: Loop,
     n: int,
@@ -59,10 +23,11 @@ def EveryNSteps(
 ) -> None:
     """Call ``fn(loop, metrics)`` every ``n`` steps, counted from now as in gomlx 0.9.
 
-    Later gomlx counts all steps of training, as ``OnStep`` does with ``trigger=EveryNSteps(n)``.
+    Later gomlx counts all steps of training, as ``loop.on_step`` does
+    with ``trigger=EveryNSteps(n)``.
     """
     # relative: a loop that has run before begins to count anew
-    OnStep(loop, name, priority, fn, EveryNStepsTrigger(n, relative=True))
+    _on_step(loop, name, priority, fn, EveryNStepsTrigger(n, relative=True))
 
 
 def NTimesDuringLoop(
@@ -75,7 +40,7 @@ def NTimesDuringLoop(
     """Call ``fn(loop, metrics)`` ``n`` times in each run, the last time at its end: see
     :class:`fluxutils_py.training.NTimes`.
     """
-    OnStep(loop, name, priority, fn, NTimes(n))
+    _on_step(loop, name, priority, fn, NTimes(n))
 
 
 def ExponentialCallback(
@@ -90,7 +55,7 @@ def ExponentialCallback(
     """Call ``fn(loop, metrics)`` at growing intervals: see ``Exponential`` in
     ``training.triggers``.
     """
-    OnStep(loop, name, priority, fn, Exponential(start, factor, at_end))
+    _on_step(loop, name, priority, fn, Exponential(start, factor, at_end))
 
 
 def PeriodicCallback(
@@ -107,4 +72,12 @@ def PeriodicCallback(
     :class:`fluxutils_py.training.EveryNSeconds`.
     """
     # of several ranks, rank 0's clock decides
-    OnStep(loop, name, priority, fn, EveryNSeconds(seconds, at_end, clock=clock))
+    _on_step(loop, name, priority, fn, EveryNSeconds(seconds, at_end, clock=clock))
+
+
+def _on_step(
+    loop: Loop, name: str, priority: float, fn: Callable[..., Any], trigger: Trigger
+) -> None:
+    """Call ``fn(loop, metrics)`` after the steps at which a trigger fires."""
+    require_arguments(name, fn, "the loop", "the metrics")
+    loop.on_step(name, lambda loop: fn(loop, loop.metrics), priority, trigger)

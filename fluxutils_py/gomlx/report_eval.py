@@ -42,21 +42,15 @@ def report_eval(
     list      0.75  2
     tuple    2.333  3
     """
-    results = evaluate_datasets(trainer, datasets)  # on all ranks: it may be collective
+    results: dict[str, dict[str, Any]] = {}
+    for data in datasets:  # on all ranks: it may be collective
+        name = getattr(data, "name", None) or type(data).__name__
+        results[next(n for n in numbered(name) if n not in results)] = trainer.eval(data)
     if not is_main_process(trainer):
         return
     # datasets may have different metrics: each once, in the order in which they occur
-    names = dict.fromkeys(name for row in results.values() for name in row)
+    names = dict.fromkeys(metric for row in results.values() for metric in row)
     rows = [["dataset", *names]]
-    for data, row in results.items():
-        rows.append([data, *[format_metric(row.get(name)) for name in names]])
+    for name, row in results.items():
+        rows.append([name, *[format_metric(row.get(metric)) for metric in names]])
     printer(text_table(rows))
-
-
-def evaluate_datasets(trainer: Any, datasets: Iterable[Any]) -> dict[str, dict[str, Any]]:
-    """Return the results of ``trainer.eval`` by dataset name; those of one name are numbered."""
-    results: dict[str, dict[str, Any]] = {}
-    for data in datasets:
-        name = getattr(data, "name", None) or type(data).__name__
-        results[next(n for n in numbered(name) if n not in results)] = trainer.eval(data)
-    return results

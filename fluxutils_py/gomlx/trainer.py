@@ -26,7 +26,6 @@ from fluxutils_py.nn.states import evaluating, reset
 from fluxutils_py.training.added_losses import collected_losses, get_losses
 from fluxutils_py.training.batch_step import BatchStep
 from fluxutils_py.training.dataset import as_dataset
-from fluxutils_py.training.hooks import require_arguments
 from fluxutils_py.training.make_optimizer import begin_schedule, make_scheduler
 from fluxutils_py.training.minibatch import (
     Minibatch,
@@ -183,7 +182,6 @@ class Trainer(BatchStep):
 
     def on_exec_creation(self, handler: Callable[[Executor, Mode], Any]) -> Trainer:
         """Call ``handler(executor, mode)`` when a kind first occurs in a mode. Returns self."""
-        require_arguments("on_exec_creation", handler, "the executor", "the mode")
         self._on_exec_creation.append(handler)
         return self
 
@@ -196,7 +194,6 @@ class Trainer(BatchStep):
         It does not affect the loss of that step. It replaces an earlier function of the same
         ``name``, by default the name of the function. Returns self.
         """
-        require_arguments("add_per_step_update", fn, "the model")
         self._updates[name or str(getattr(fn, "__name__", repr(fn)))] = fn
         return self
 
@@ -388,8 +385,6 @@ class Trainer(BatchStep):
         sizes = len(batch.inputs), len(batch.labels)
         key = kind_key(batch.kind), mode
         require_same_arity(batch, sizes, self._arity.setdefault(key, sizes))
-        if isinstance(self.loss_fn, WeightedLoss):
-            batch = self.loss_fn.weigh(batch)
         first = next(self.model.parameters(), None)
         # batches of datasets are in main memory already, and moving one costs time
         return batch if first is None or first.device.type == "cpu" else batch.to(first.device)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fluxutils_py.errors import DataError, ShapeError
+from fluxutils_py.errors import ShapeError
 from fluxutils_py.gomlx.element_weights import target_and_weight
 from fluxutils_py.nn.losses import require_equal_shapes, unreduced
-from fluxutils_py.training.minibatch import Minibatch
 
 
 class WeightedLoss:
@@ -24,9 +22,6 @@ class WeightedLoss:
     loss : callable
         ``loss(prediction, target)``: a loss of ``torch.nn`` or ``torch.nn.functional`` with any
         reduction, or a function that returns one value per element.
-    divide_by : {"all", "unmasked"}
-        What the trainer divides the sum of a loss with a mask by: the number of all elements, as
-        gomlx did before 0.17.1, or of those whose mask is True (at least 1), as it does since.
 
     Returns
     -------
@@ -40,16 +35,16 @@ class WeightedLoss:
     ------
     DataError
         When called, if an extra is neither bool nor float, or there are two masks or two weights.
-        In a trainer, if a batch has a mask and a number as weight with ``divide_by="unmasked"``.
     ShapeError
         When called, if the shape of an extra differs from the shape of the loss.
 
     Notes
     -----
-    By default the trainer takes the mean over **all** elements, masked ones included: a mask that
-    is half False halves a constant loss. Weights never change the divisor. With the weights of a
-    :class:`Minibatch` it divides by the number of nonzero weights instead. A float target may be
-    NaN where the mask is False or the weight 0; no gradient comes from there. Metrics of the
+    The trainer takes the mean over **all** elements, masked ones included, as gomlx did before
+    0.17.1: a mask that is half False halves a constant loss. Weights never change the divisor. With
+    the weights of a :class:`Minibatch` it divides by the number of nonzero weights instead:
+    ``Minibatch((x,), (y, mask), weight=mask)`` gives the masked mean of later gomlx. A float target
+    may be NaN where the mask is False or the weight 0; no gradient comes from there. Metrics of the
     trainer get the first label as target and take weighted means, divided by the sum of the
     weights. Source: ``losses`` of gomlx.
 
@@ -60,13 +55,10 @@ class WeightedLoss:
     tensor([1., 0.])
     """
 
-    def __init__(self, loss: Callable[..., Tensor], divide_by: str = "all") -> None:
-        if divide_by not in ("all", "unmasked"):
-            raise ValueError(f"divide_by must be 'all' or 'unmasked', got {divide_by!r}")
+    def __init__(self, loss: Callable[..., Tensor]) -> None:
         if isinstance(loss, type) or not callable(loss):
             raise TypeError(f"WeightedLoss needs a loss(prediction, target), not {loss!r}")
         self.loss = loss
-        self.divide_by = divide_by
         # the name of a metric of this loss
         self.__name__ = getattr(loss, "__name__", None) or type(loss).__name__
 
@@ -86,18 +78,3 @@ class WeightedLoss:
                 "that can do without reduction"
             )
         return torch.where(share != 0, each * share, 0)
-
-    def weigh(self, batch: Minibatch) -> Minibatch:
-        """Return a batch with the weights whose mean is that of ``divide_by``."""
-        masks = [label for label in batch.labels[1:] if getattr(label, "dtype", 0) is torch.bool]
-        if self.divide_by == "all" or not masks:
-            return batch
-        weight = masks[0].double()  # in which metrics sum
-        if isinstance(batch.weight, Tensor):
-            weight = weight * batch.weight
-        elif batch.weight is not None:
-            raise DataError(
-                f"the batch has the weight {batch.weight!r} and a mask, by which divide_by="
-                "'unmasked' weighs it: give one of the two"
-            )
-        return replace(batch, weight=weight)

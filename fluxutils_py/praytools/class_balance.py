@@ -106,7 +106,7 @@ def initbatchprovider(
 
     Parameters
     ----------
-    data : array, or tuple of arrays
+    data : array
         Samples along ``axis``: (d, N) by default, (N, d) with ``axis=0``, (F, N, T) with
         ``axis=1``. NumPy arrays, memory maps and torch tensors, or anything else that can be sliced
         (read sample by sample). Not copied.
@@ -154,17 +154,21 @@ def initbatchprovider(
     if len(indices_and_n) not in (1, 2):
         raise TypeError("give initbatchprovider(data, targets, n) or (..., train_indices, n)")
     *indices, n = indices_and_n
-    is_tuple = isinstance(data, tuple)
     # what has a shape is kept: reading a file would load it whole
-    arrays = [a if hasattr(a, "shape") else np.asarray(a) for a in (data if is_tuple else (data,))]
-    for a in arrays:
-        _require_samples(a, len(targets), axis)
+    if not hasattr(data, "shape"):
+        data = np.asarray(data)
+    n_axes = len(data.shape)
+    if not -n_axes <= axis < n_axes or data.shape[axis] != len(targets):
+        raise ShapeError(
+            f"data of shape {tuple(data.shape)} must have the {len(targets)} samples of targets "
+            f"along axis {axis}; several arrays are drawn by their common indices: give "
+            "np.arange(len(targets))"
+        )
     ci = classindexes(targets)
     if indices:
         ci = _only(ci, np.asarray(indices[0]), len(targets))
     # a minibatch has its classes in order, so all have the same targets
     onehot = np.repeat(np.eye(len(ci), dtype=np.float32), _per_class(ci, n), axis=1)  # (k, m)
-    n_axes = len(arrays[0].shape)
     if axis == 0 or (n_axes > 1 and axis == -n_axes):  # -1 of a vector keeps PrayTools' (k, m)
         onehot = onehot.T
     rng = np.random.default_rng(random_state)
@@ -173,8 +177,8 @@ def initbatchprovider(
     def provider() -> tuple[Any, Any]:
         with lock:  # the draws of one minibatch follow each other
             ii = balanced_sample(ci, n, rng)
-        x = tuple(_take(a, ii, axis) for a in arrays)
-        return x if is_tuple else x[0], _copy_like(x[0], onehot)
+        x = _take(data, ii, axis)
+        return x, _copy_like(x, onehot)
 
     return provider
 
@@ -184,14 +188,6 @@ def _only(ci: Mapping[Any, Any], chosen: np.ndarray, n: int) -> dict[Any, np.nda
     keep = np.zeros(n, bool)
     keep[chosen if chosen.dtype == bool else chosen.astype(int)] = True
     return {label: i[keep[i]] for label, i in ci.items()}
-
-
-def _require_samples(a: Any, n_samples: int, axis: int) -> None:
-    if not -len(a.shape) <= axis < len(a.shape) or a.shape[axis] != n_samples:
-        raise ShapeError(
-            f"data of shape {tuple(a.shape)} must have the {n_samples} samples of targets along "
-            f"axis {axis}"
-        )
 
 
 def _copy_like(x: Any, onehot: np.ndarray) -> Any:

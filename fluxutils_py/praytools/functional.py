@@ -217,10 +217,8 @@ def ttrain(
         prepare,
         opt,
         iterations,
-        samples_of=tuple,
         gradient_of=gradient_of,
         divide=share_samples,
-        told={},
         **settings,
     )
 
@@ -271,7 +269,6 @@ def itrain(
         prepare,
         opt,
         iterations,
-        samples_of=tuple,
         gradient_of=gradient_of,
         divide=lambda samples, rank, size: samples,  # the signs of all count on every rank
         told={"tau": tau},
@@ -325,8 +322,8 @@ def _train_in_threads(
     opt: Any,
     iterations: int,
     *,
-    samples_of: Callable[..., Sequence[Sample]],
     gradient_of: Callable[..., Weighted],
+    samples_of: Callable[..., Sequence[Sample]] = tuple,
     **settings: Any,
 ) -> None:
     """Train by ``gradient_of(samples, params)``: a loss, its gradient, and its weight."""
@@ -382,7 +379,7 @@ def _train(
     iterations: int,
     *,
     divide: Callable[..., Any],
-    told: Mapping[str, Any],
+    told: Mapping[str, Any] | None = None,
     cb: Any = (),
     cby: Any = None,
     **settings: Any,
@@ -408,7 +405,7 @@ def _train(
         describe=describe,
         **settings,
     )
-    told = {**told, "batches": settings.get("batches", "same")}
+    told = {**(told or {}), "batches": settings.get("batches", "same")}
     if step.shares_batches:  # a rank with separate batches may have fewer
         told["iterations"] = iterations
     # before the first step: different settings would leave a rank waiting for the others

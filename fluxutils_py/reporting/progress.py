@@ -38,6 +38,13 @@ def say_stage(verbose: object, ranks: RankGroup, line: str) -> None:
         progress.say(line)
 
 
+def say_once(progress: ProgressBar | EpochLog, line: str) -> None:
+    """Say a line, also where the log does not show it, unless this process has said it before."""
+    if line not in _said:
+        _said.add(line)
+        progress.say(line, insist=True)
+
+
 class EpochLog:
     """Hook that logs a line after each epoch, to the logger ``fluxutils_py`` at level INFO.
 
@@ -61,29 +68,14 @@ class EpochLog:
 
     def on_epoch(self, loop: RunningLoop) -> None:
         if is_main_process(loop):
-            self._write_line(epoch_line(loop.record), self.insist)
+            self.say(epoch_line(loop.record))
 
-    def say(self, line: str) -> None:
-        """Log a line as those of epochs are."""
-        self._write_line(line, self.insist)
-
-    def say_once(self, line: str) -> None:
-        """Show a line, on stderr if the log does not, unless this process has shown it before."""
-        if is_new(line):
-            self._write_line(line, insist=True)
-
-    def _write_line(self, line: str, insist: bool) -> None:
+    def say(self, line: str, insist: bool | None = None) -> None:
+        """Log a line, or write it to stderr if the log does not show it and ``insist`` is true."""
         if LOG.isEnabledFor(logging.INFO) and LOG.hasHandlers():
             LOG.info(line)
-        elif insist and sys.stderr is not None:
+        elif (self.insist if insist is None else insist) and sys.stderr is not None:
             print(line, file=sys.stderr, flush=True)
-
-
-def is_new(line: str) -> bool:
-    """Return whether this function is called with a line for the first time."""
-    before = len(_said)
-    _said.add(line)
-    return len(_said) > before
 
 
 def epoch_line(record: Mapping[str, Any]) -> str:
@@ -123,14 +115,9 @@ class ProgressBar:
         done = loop.step - loop.start_step  # not 0 in a run that continues an interrupted one
         self._bar = tqdm(total=total, initial=done, unit="step", dynamic_ncols=True, leave=True)
 
-    def say(self, line: str) -> None:
+    def say(self, line: str, insist: bool = True) -> None:
         """Print a line above the bar."""
         print(line, file=sys.stderr, flush=True)
-
-    def say_once(self, line: str) -> None:
-        """Print a line above the bar, unless this process has printed it before."""
-        if is_new(line):
-            print(line, file=sys.stderr, flush=True)
 
     def on_step(self, loop: RunningLoop) -> None:
         # true when tqdm redraws the bar; format numbers only then

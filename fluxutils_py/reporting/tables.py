@@ -1,9 +1,8 @@
-"""Tables of training histories and evaluation results."""
+"""Metrics as numbers and as text, and tables of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 
 def text_table(rows: Sequence[Sequence[str]]) -> str:
@@ -34,30 +33,3 @@ def format_metric(value: object) -> str:
     """Format a number with four digits, and any other value with ``str``."""
     number = as_number(value)
     return str(value) if number is None else f"{number:.4g}"
-
-
-def history_table(history: Iterable[Mapping[str, Any]]) -> Any:
-    """Convert epoch records, such as ``Loop.history``, to a table with a row per epoch and a column
-    per quantity.
-
-    Returns
-    -------
-    pandas.DataFrame or dict of list
-        A frame if pandas is installed, else a dict of columns. Values that a record lacks are None.
-
-    Examples
-    --------
-    >>> table = history_table([{"epoch": 1, "loss": 0.5}, {"epoch": 2, "loss": 0.25, "lr": 0.1}])
-    >>> list(table), list(table["loss"])
-    (['epoch', 'loss', 'lr'], [0.5, 0.25])
-    """
-    records = list(history)
-    names = dict.fromkeys(name for record in records for name in record)
-    columns = {}
-    for name in names:
-        columns[name] = [record.get(name) for record in records]
-    try:
-        import pandas  # type: ignore[import-untyped]  # its stubs are a separate package
-    except ImportError:
-        return columns
-    return pandas.DataFrame(columns)

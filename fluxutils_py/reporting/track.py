@@ -10,7 +10,6 @@ from fluxutils_py.parallel import is_main_process
 from fluxutils_py.reporting.curve_hook import CurveHook
 from fluxutils_py.reporting.named_settings import named_settings
 from fluxutils_py.reporting.running_loop import RunningLoop
-from fluxutils_py.validation import check_integer
 
 NO_SETTINGS = ("callbacks", "comm", "verbose")  # of a process, not of an experiment
 
@@ -33,9 +32,6 @@ class Track(CurveHook):
         When to write single steps. ``n``: at each step that is a multiple of ``n``.
     save : bool
         Whether to store the fitted estimator. Of a pipeline, that is its estimator alone.
-    first_step : int, optional
-        Number of the run's steps before those of a new fit. None: ``run.step``, where it has that
-        (W&B), else 0.
 
     Raises
     ------
@@ -59,8 +55,8 @@ class Track(CurveHook):
             def log_artifact(self, path):
                 mlflow.log_artifact(path, "model")
 
-    A fit that continues from a checkpoint goes on at its step. Copies, as in clones of an
-    estimator, write to the same run.
+    Steps of a new fit follow ``run.step``, where the run has that (W&B). A fit that continues from
+    a checkpoint goes on at its step. Copies, as in clones of an estimator, write to the same run.
 
     Examples
     --------
@@ -84,11 +80,8 @@ class Track(CurveHook):
         *,
         trigger: object = 10,
         save: bool = True,
-        first_step: int | None = None,
     ) -> None:
         super().__init__(trigger)
-        if first_step is not None:
-            check_integer("first_step", first_step, 0)
         if run is not None and not callable(getattr(run, "log", None)):
             raise TypeError(
                 f"Track got {run!r}, which has no log(dict, step=): give a run such as "
@@ -96,7 +89,6 @@ class Track(CurveHook):
             )
         self.run = run
         self.save = save
-        self.first_step = first_step
         self._offset = 0  # a checkpoint keeps it
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Track:
@@ -117,7 +109,7 @@ class Track(CurveHook):
         if self.run is None:
             raise TypeError("Track(None) is for ranks other than 0: give rank 0 a run")
         if loop.step == 0:
-            step = getattr(self.run, "step", 0) if self.first_step is None else self.first_step
+            step = getattr(self.run, "step", 0)
             self._offset = step if isinstance(step, int) else 0
         self.begin(self._write)
         estimator = loop.shared_data.get("estimator")

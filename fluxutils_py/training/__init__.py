@@ -1,6 +1,5 @@
 """The training loop, its hooks and triggers, trainers and tasks, datasets, checkpoints."""
 
-from fluxutils_py.reporting.tables import history_table
 from fluxutils_py.training.batch_step import BatchStep
 from fluxutils_py.training.checkpointer import Checkpointer
 from fluxutils_py.training.dataset import Batch, Map, ReadAhead, Take
@@ -29,5 +28,4 @@ __all__ = [
     "Take",
     "TrainState",
     "Trigger",
-    "history_table",
 ]

@@ -377,9 +377,8 @@ def require_arguments(name: str, action: Any, *arguments: str) -> None:
     except TypeError as error:
         raise TypeError(
             f"the callback {name!r}, {action!r}, must be a function of {' and '.join(arguments)} "
-            f"({error}); fluxutils_py.gomlx.OnStep takes gomlx's order of arguments, "
-            "fluxutils_py.praytools.cb(f) calls f(), fluxutils_py.bobbin.with_state(f) calls "
-            "f(state, step_info=...)"
+            f"({error}); a lambda calls others, such as "
+            "lambda loop: f(loop.state, step_info=loop.step_info) for bobbin's"
         ) from None
 
 

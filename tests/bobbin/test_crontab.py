@@ -9,7 +9,6 @@ from torch import nn
 
 from fluxutils_py import Estimator
 from fluxutils_py.bobbin import CronTab
-from fluxutils_py.bobbin.crontab import with_state
 from fluxutils_py.gomlx import Trainer
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.parallel.communicator import SingleProcessComm
@@ -158,7 +157,10 @@ def test_an_action_of_bobbins_form_is_a_hook_of_a_loop():
         seen.append((train_state.step, train_state.model, list(train_state.params), step_info.loss))
 
     loop = Loop(trainer)
-    loop.hooks.attach(CronTab().schedule(with_state(act), step_interval=2))
+    cron = CronTab().schedule(
+        lambda loop: act(loop.state, step_info=loop.step_info), step_interval=2
+    )
+    loop.hooks.attach(cron)
     x = torch.ones(6, 2)
     loop.run_epochs([(x[i : i + 2], x[i : i + 2, :1]) for i in range(0, 6, 2)], 1)
     assert seen == [(2, trainer.model, ["weight", "bias"], seen[0][3])]

@@ -88,7 +88,7 @@ def test_shards_are_merged_in_their_order():
 
 def test_what_tpmap_gives_is_merged():
     x = torch.arange(12.0).reshape(6, 2)
-    sums = tpmap(lambda x: x.sum(0), ["shard"], devices=3)(x)
+    sums = tpmap(lambda x: x.sum(0), "batch", ["shard"], devices=3)(x)
     assert torch.equal(Sums(sums, {"a": sums, "b": [sums]}).unshard_and_reduce().value, x.sum(0))
 
 

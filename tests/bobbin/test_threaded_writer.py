@@ -71,12 +71,3 @@ def test_the_first_error_of_the_thread_is_raised_once(tmp_path, scalars, no_thre
         getattr(writer, ending)()
     writer.close()
     assert scalars(tmp_path) == {"good": [(1, 1.0), (4, 2.0)]}
-
-
-def test_torchs_own_writer_may_be_the_base(tmp_path, scalars):
-    from torch.utils.tensorboard import SummaryWriter as TorchWriter
-
-    with ThreadedSummaryWriter(TorchWriter(str(tmp_path))) as writer:
-        writer.scalar("a", 0.5, 1)
-        writer.flush()
-    assert scalars(tmp_path) == {"a": [(1, 0.5)]}

@@ -132,13 +132,13 @@ def test_several_inputs(monkeypatch):
     set_window(monkeypatch, 4)
     x = (X, X[:2] ** 2)
     est = fitted(TwoInputs, x)
-    b = (RNG.normal(size=(F, T)), "mean")
+    b = (RNG.normal(size=F), "mean")
     e = explain(est, x, 4, -2, 0, baseline=b, n_points=8)
     mean = x[1].mean((1, 2))[:, None]
     expected = oracle(
         est.model_,
         [x[0][:, 4, :22], x[1][:, 4, :22]],
-        [b[0][:, :22], mean],
+        [b[0][:, None], mean],
         lambda out: out[-1, 0, 0],
         8,
     )
@@ -387,8 +387,8 @@ def test_thresholds_have_no_gradient():
         ({}, ValueError, r"\[2\] numbers.*output=0"),
         ({"output": 2}, ValueError, r"output is 2.*\[2\]"),
         ({"output": 0, "baseline": "median"}, ValueError, "'mean', 'zero'.*'median'"),
-        ({"output": 0, "baseline": np.zeros(2)}, ValueError, r"\(2, 1\).*3 finite features"),
-        ({"output": 0, "baseline": np.zeros((3, 4))}, ValueError, "4 steps"),
+        ({"output": 0, "baseline": np.zeros(2)}, ValueError, r"\(2,\).*3 finite features"),
+        ({"output": 0, "baseline": np.zeros((3, 4))}, ValueError, r"of shape \(F,\)"),
         ({"output": 0, "n_points": 0}, ValueError, "n_points.*0"),
     ],
 )

@@ -158,28 +158,27 @@ def test_the_mean_is_over_all_elements_or_the_unmasked_as_gomlx_says_by_version(
         ((target, mask), squares(p, y)),
         ((target, weights, mask), w * squares(p, y)),
     ):
-        for divide_by, divisor in (("all", m.size), ("unmasked", m.sum())):
+        for weight, divisor in ((None, m.size), (mask, m.sum())):
             expected = each[m].sum() / divisor
-            loss = WeightedLoss(nn.MSELoss(), divide_by)
-            metric = MeanMetric(WeightedLoss(nn.MSELoss(), divide_by), "mse")
+            metric = MeanMetric(WeightedLoss(nn.MSELoss()), "mse")
             shift = Shift()
-            trainer = Trainer(shift, loss, LR1, [metric])
-            info = trainer.train_step((prediction, labels))
+            trainer = Trainer(shift, WeightedLoss(nn.MSELoss()), LR1, [metric])
+            info = trainer.train_step(Minibatch((prediction,), labels, weight=weight))
             assert info.batch_loss == pytest.approx(expected, rel=1e-12)
             scale = w if len(labels) == 3 else 1
             by_hand = (2 * (p - y) * scale)[m].sum() / divisor
             assert shift.by.item() == pytest.approx(-by_hand, rel=1e-12)
-    trainer = Trainer(Shift(), WeightedLoss(nn.MSELoss(), "unmasked"))
+    trainer = Trainer(Shift(), WeightedLoss(nn.MSELoss()))
     # over two batches, too: the mean over what is unmasked in both
-    halves = [(prediction[i], (target[i], mask[i])) for i in (slice(2), slice(2, 7))]
+    halves = [
+        Minibatch((prediction[i],), (target[i], mask[i]), weight=mask[i])
+        for i in (slice(2), slice(2, 7))
+    ]
     expected = squares(p, y)[m].mean()
     assert trainer.eval(halves)["loss"] == pytest.approx(expected, rel=1e-12)
-    nothing = prediction, (target, torch.zeros_like(mask))
-    assert trainer.eval_step(nothing)["loss"] == pytest.approx(expected, rel=1e-12)
-    with pytest.raises(DataError, match=r"weight 3\.0 and a mask.*divide_by='unmasked'"):
-        trainer.eval_step((prediction, (target, mask), 3.0))
-    with pytest.raises(ValueError, match=r"'all' or 'unmasked', got 'mask'"):
-        WeightedLoss(nn.MSELoss(), "mask")
+    nothing = torch.zeros_like(mask)
+    last = trainer.eval_step(Minibatch((prediction,), (target, nothing), weight=nothing))
+    assert last["loss"] == pytest.approx(expected, rel=1e-12)
 
 
 class Shift(nn.Module):

@@ -4,9 +4,9 @@ after it.
 A module holds ``checks = Checks()`` and one function for each row, which gets the names after the
 call, and the value of the call if it is an expression:
 
-    @checks.of("mean, std = normalization(ds)")
+    @checks.of("saves = h5load(path)")
     def _(names, value):
-        assert names["mean"] == ...
+        assert names["saves"] == ...
 
 The expected value comes from the reference: its formula, its documents, its tests. Not from the
 code under test.

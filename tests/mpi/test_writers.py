@@ -43,14 +43,6 @@ def test_one_rank_exports(found):
     assert found["exported"] == [["of the method", "of the function"], []]
 
 
-def test_one_rank_writes_the_points(found):
-    steps = [
-        json.loads(line)["step"]
-        for line in (found["folder"] / "points.jsonl").read_text().splitlines()
-    ]
-    assert steps == list(range(1, len(steps) + 1))
-
-
 def test_callbacks_of_scikit_learn_are_called_on_one_rank_and_stop_both(found):
     first, second = found["watched"]
     shape = [1, 7, 11]

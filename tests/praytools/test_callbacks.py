@@ -1,14 +1,13 @@
 """Functions of other shapes as callbacks, and the history as a table."""
 
-import sys
 from types import SimpleNamespace
 
 import pytest
 
-from fluxutils_py.gomlx.loop_callbacks import NTimesDuringLoop, OnStart, PeriodicCallback
+from fluxutils_py.gomlx.loop_callbacks import NTimesDuringLoop, PeriodicCallback
 from fluxutils_py.praytools import callbacks as adapters
 from fluxutils_py.praytools import cb, cby
-from fluxutils_py.training import Loop, StepInfo, StopTraining, history_table
+from fluxutils_py.training import Loop, StepInfo, StopTraining
 
 
 def run(*callbacks, losses=(3.0, None, 1.0)):
@@ -43,39 +42,11 @@ def test_an_error_names_the_function():
     assert caught.value.__notes__ == ["raised by the on_step hook 'explode'"]
 
 
-HISTORY = [{"epoch": 1, "loss": 0.5}, {"epoch": 2, "loss": 0.25, "lr": 0.1}]
-
-
-def test_the_history_is_a_table_with_a_row_for_each_epoch():
-    pytest.importorskip("pandas")
-    table = history_table(HISTORY)
-    assert list(table.columns) == ["epoch", "loss", "lr"]
-    assert table["loss"].tolist() == [0.5, 0.25]
-    assert table["lr"].isna().tolist() == [True, False]
-    assert len(history_table([])) == 0
-
-
-def test_without_pandas_the_history_is_columns(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    assert history_table(HISTORY) == {"epoch": [1, 2], "loss": [0.5, 0.25], "lr": [None, 0.1]}
-    assert history_table(run().history)["epoch"] == [1, 2]
-
-
 # -- gomlx ---------------------------------------------------------------------------------------------
 
 
 def number(batch):
     return StepInfo(float(batch), metrics={"number": batch})
-
-
-def test_start_hooks_of_gomlx_get_the_dataset_of_each_run():
-    loop, found = Loop(number), []
-    OnStart(loop, "note", 0, lambda loop, dataset: found.append(dataset))
-    first, second = [1, 2], [3, 4, 5]
-    loop.run_epochs(first, 1)
-    loop.run_steps(second, 2)
-    loop.run_to_step(second, 5)
-    assert [id(d) for d in found] == [id(first), id(second), id(second)]
 
 
 def test_ntimes_counts_from_0_up_to_the_last_step_as_steps_do():

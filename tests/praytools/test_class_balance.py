@@ -106,7 +106,7 @@ def test_samples_depend_on_the_generator_alone(make):
 def test_what_cannot_be_balanced_is_refused(ci, n, error, message):
     with pytest.raises(error) as caught:
         balanced_sample(ci, n, 0)
-    assert str(caught.value) == message
+    assert str(caught.value).startswith(message)
 
 
 # -- initbatchprovider ---------------------------------------------------------------------------------
@@ -217,10 +217,12 @@ def test_tensors_and_lazy_arrays_give_what_arrays_give(tmp_path):
     )
 
 
-def test_several_inputs_are_drawn_together():
-    x, z = np.arange(13), np.stack([np.arange(13), np.arange(13)])
-    (xb, zb), _ = initbatchprovider((x, z), LABELS, 6)()
-    np.testing.assert_array_equal(zb, [xb, xb])
+def test_several_inputs_are_drawn_together_by_their_indices():
+    x, z = np.arange(13) ** 2, np.stack([np.arange(13), np.arange(13)])
+    ii, _ = initbatchprovider(np.arange(13), LABELS, 6)()
+    np.testing.assert_array_equal(z[:, ii] ** 2, [x[ii], x[ii]])
+    with pytest.raises(ShapeError, match=r"\(2, 13\).*np\.arange"):
+        initbatchprovider((x, x), LABELS, 6, axis=0)
 
 
 def test_many_threads_draw_the_batches_of_one():
@@ -260,16 +262,14 @@ def test_many_threads_draw_the_batches_of_one():
 def test_what_cannot_be_provided_is_refused_when_it_is_made(args, error, message):
     with pytest.raises(error) as caught:
         initbatchprovider(*args)
-    assert str(caught.value) == message
+    assert str(caught.value).startswith(message)
 
 
 def test_an_axis_that_data_lack_is_named():
     with pytest.raises(ShapeError) as caught:
         initbatchprovider(np.zeros((13, 2)), LABELS, 6, axis=2)
-    assert (
-        str(caught.value)
-        == "data of shape (13, 2) must have the 13 samples of targets along axis 2"
-    )
+    message = "data of shape (13, 2) must have the 13 samples of targets along axis 2"
+    assert str(caught.value).startswith(message)
 
 
 @pytest.mark.parametrize("arguments", [(), ([0], 6, 1)])

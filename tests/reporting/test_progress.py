@@ -10,7 +10,7 @@ import pytest
 
 from fluxutils_py import Estimator, SequenceRegressor
 from fluxutils_py.reporting import ProgressBar
-from fluxutils_py.reporting.progress import EpochLog
+from fluxutils_py.reporting.progress import EpochLog, say_once
 from fluxutils_py.terminal import shows_progress
 from fluxutils_py.training import Loop, StepInfo
 
@@ -203,15 +203,15 @@ def test_other_fits_are_silent(capfd, data, verbose):
 
 
 def test_a_line_is_shown_once_by_every_way_to_show_progress(capfd, caplog):
-    EpochLog().say_once("so it is")
+    say_once(EpochLog(), "so it is")
     assert capfd.readouterr() == ("", "so it is\n")  # nothing else shows the log
     for progress in (EpochLog(insist=True), ProgressBar()):
-        progress.say_once("so it is")
+        say_once(progress, "so it is")
     assert capfd.readouterr() == ("", "")
-    ProgressBar().say_once("above the bar")
+    say_once(ProgressBar(), "above the bar")
     assert capfd.readouterr() == ("", "above the bar\n")
     with caplog.at_level("INFO", "fluxutils_py"):
-        EpochLog().say_once("in the log")
+        say_once(EpochLog(), "in the log")
     assert caplog.messages == ["in the log"]
     assert capfd.readouterr() == ("", "")
 

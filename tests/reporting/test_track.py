@@ -165,8 +165,8 @@ def test_a_resumed_run_goes_on_at_its_step(at, tmp_path):
 @pytest.mark.slow
 def test_a_second_fit_in_a_run_follows_the_first():
     log = Log()
-    make(Track(log, first_step=100), epochs=1).fit(X, Y)
-    assert log.curve("train/loss")[0][0] == 100 + STEPS
+    make(Track(log), epochs=1).fit(X, Y)
+    assert log.curve("train/loss")[0][0] == STEPS
     log.step = 20  # as runs of W&B have
     make(Track(log), epochs=1).fit(X, Y)
     assert log.curve("train/loss")[1][0] == 20 + STEPS

@@ -11,7 +11,7 @@ from torch import nn
 
 from fluxutils_py import Estimator, export
 from fluxutils_py.estimator import model_export
-from fluxutils_py.gomlx import PointsWriter, Trainer, report_eval
+from fluxutils_py.gomlx import Trainer, report_eval
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.praytools import cb
 from fluxutils_py.praytools.callbacks import bestmodelselector
@@ -133,7 +133,6 @@ def tracked():
 
 def main(folder):
     ranks, evaluated = RankGroup.from_comm("auto", "test"), []
-    estimator(PointsWriter(folder / "points.jsonl")).fit(x, y)
     found = {
         "bar": printed(lambda: estimator(ProgressBar()).fit(x, y)),
         "log": log_lines(),
