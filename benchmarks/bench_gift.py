@@ -160,10 +160,10 @@ def ours(task: Task, **settings: object) -> tuple[np.ndarray, float, str]:
     began = time.process_time()
     fc = Forecaster(task.h, freq=task.freq, quantiles=LEVELS, verbose=False, **settings)
     fc.fit(df[age >= task.n_windows * task.h])
-    found = fc.cross_validation(df, task.n_windows, refit=None)
+    found = fc.cross_validation(df, task.n_windows, refit=None, quantiles=LEVELS)
     seconds = time.process_time() - began
     found = found.sort_values(["unique_id", "cutoff", "ds"])
-    columns = found.iloc[:, -len(LEVELS) :].to_numpy()
+    columns = found[[f"Forecaster-q{q:g}" for q in LEVELS]].to_numpy()
     levels = columns.T.reshape(len(LEVELS), len(task.series), task.n_windows, task.h)
     return levels, seconds, str(getattr(fc, "network_", ""))
 

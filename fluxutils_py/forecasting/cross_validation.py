@@ -26,15 +26,15 @@ def cross_validate(
     ranks: RankGroup,
     panel: Panel,
     n_windows: int,
-    step_size: int | None,
+    step_size: int,
     refit: bool,
     outputs: Mapping[str, int],
 ) -> Any:
     """Implement ``Forecaster.cross_validation``; ``fitted`` are networks that are not trained here,
     and ``outputs`` the columns of forecasts with the number of each among the networks' outputs.
     """
-    h = int(settings.h) if fitted is None else fitted.h
-    behind = h + (step_size or h) * np.arange(n_windows - 1, -1, -1)
+    h = int(settings.h)
+    behind = h + step_size * np.arange(n_windows - 1, -1, -1)
     cutoffs = np.maximum(panel.lengths[:, None] - behind, 0)  # (N, W); 0: the series has not begun
     _require_long_series(panel, cutoffs[:, 0], int(behind[0]))
     first_step = np.zeros(panel.n_series, int)

@@ -8,9 +8,10 @@ from os import PathLike
 from typing import Any, Self
 
 import numpy as np
+from sklearn.base import clone
 from sklearn.utils.validation import check_is_fitted
 
-from fluxutils_py.errors import DataError, ShapeError
+from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.estimator.spec import explains_arguments
 from fluxutils_py.exporting.export_files import check_format
 from fluxutils_py.forecasting.cross_validation import cross_validate
@@ -255,6 +256,7 @@ class Forecaster(ForecasterSettings):
         *,
         h: int | None = None,
         level: Sequence[float] | None = None,
+        quantiles: Sequence[float] | None = None,
         futr_df: object = None,
         static_df: object = None,
     ) -> Any:
@@ -269,8 +271,10 @@ class Forecaster(ForecasterSettings):
             Number of steps, the first of those that the forecaster was trained on. None: all.
         level : sequence of float, optional
             Bands to return, in per cent, such as [80, 90]: columns ``Forecaster-lo-80`` and
-            ``Forecaster-hi-80``, which are the trained quantiles 0.1 and 0.9. None: all trained
-            quantiles, with the names of their bands, and ``Forecaster-median``.
+            ``Forecaster-hi-80``, which are the trained quantiles 0.1 and 0.9.
+        quantiles : sequence of float, optional
+            Trained quantiles to return, as columns ``Forecaster-q0.1``. Without ``level`` and
+            ``quantiles``: all, with the names of their bands, and ``Forecaster-median``.
         futr_df : data frame, optional
             Covariates known ahead, at all forecast times; see :meth:`make_future_dataframe`.
         static_df : data frame, optional
@@ -284,7 +288,7 @@ class Forecaster(ForecasterSettings):
             name. Every rank has all of it.
         """
         fitted = self._fitted
-        outputs = output_columns(fitted.quantiles, level)
+        outputs = output_columns(fitted.quantiles, level, quantiles)
         history = self._history_of(df, static_df)
         values = forecast_any(fitted, history, futr_df, h)
         return forecast_frame(fitted, history.panel, values, outputs)
@@ -348,8 +352,10 @@ class Forecaster(ForecasterSettings):
         n_windows: int = 1,
         step_size: int | None = None,
         *,
+        h: int | None = None,
         refit: bool | None = False,
         level: Sequence[float] | None = None,
+        quantiles: Sequence[float] | None = None,
         static_df: object = None,
         id_col: str = "unique_id",
         time_col: str = "ds",
@@ -366,12 +372,14 @@ class Forecaster(ForecasterSettings):
             Number of forecasts of ``h`` steps; the last one covers the last ``h`` steps.
         step_size : int, optional
             Steps between one forecast and the next. None: ``h``.
+        h : int, optional
+            Number of steps to forecast. None: that of the forecaster.
         refit : bool or None
             True: train for each window. False: train once, on the data before the first window.
             None: do not train, use this forecaster, which was fitted on earlier data or other
             series; each rank may do so by itself. Of the data that it was fitted on, the errors
             are those in the sample.
-        level : as in :meth:`predict`
+        level, quantiles : as in :meth:`predict`
 
         Returns
         -------
@@ -386,14 +394,21 @@ class Forecaster(ForecasterSettings):
         """
         comm = None if refit is None else self.comm  # forecasts need no other ranks
         with undisturbed(), RankGroup.from_comm(comm, "Forecaster.cross_validation") as ranks:
-            check_settings(self)
+            settings = self if h is None else clone(self).set_params(h=h)
+            check_settings(settings)
             fitted = self._fitted if refit is None else None
+            if fitted is not None and settings.h != fitted.h:
+                raise SpecError(
+                    f"refit=None takes the networks of the fit, which forecast {fitted.h} steps, "
+                    f"not h={h}; leave h out, or train with refit=False"
+                )
+            step_size = int(settings.h) if step_size is None else step_size
             check_integer("n_windows", n_windows, 1)
-            check_integer("step_size", step_size, 1, optional=True)
+            check_integer("step_size", step_size, 1)
             trained = sorted_quantiles(self) if fitted is None else fitted.quantiles
-            outputs = output_columns(trained, level)
+            outputs = output_columns(trained, level, quantiles)
             walk = {"n_windows": n_windows, "step_size": step_size, "refit": refit}
-            ranks.require_equal(walk | course_of_fit(self))
+            ranks.require_equal(walk | course_of_fit(settings))
             columns = columns_of(self, id_col, time_col, target_col)
             if fitted is not None:
                 columns = fitted.columns
@@ -401,7 +416,7 @@ class Forecaster(ForecasterSettings):
             freq = self.freq if fitted is None else fitted.frequency
             panel = read_panel(df, columns, freq, static_df=static_df)
             return cross_validate(
-                self, fitted, columns, ranks, panel, n_windows, step_size, bool(refit), outputs
+                settings, fitted, columns, ranks, panel, n_windows, step_size, bool(refit), outputs
             )
 
     @undisturbed()

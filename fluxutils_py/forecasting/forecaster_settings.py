@@ -223,25 +223,20 @@ def quantile_column(q: float) -> str:
 
 
 def output_columns(
-    trained: Sequence[float], level: Sequence[float] | None = None
+    trained: Sequence[float],
+    level: Sequence[float] | None = None,
+    quantiles: Sequence[float] | None = None,
 ) -> dict[str, int]:
-    """Return the columns of forecasts that ``level`` of ``Forecaster.predict`` asks for, and the
-    number of each among the outputs of networks with the quantiles ``trained``.
+    """Return the columns of forecasts that ``level`` or ``quantiles`` of ``Forecaster.predict`` ask
+    for, and the number of each among the outputs of networks with the quantiles ``trained``.
 
     Raises
     ------
     SpecError
-        If a quantile was not trained.
+        If both are given, or a quantile was not trained.
     """
+    asked = _asked_quantiles(trained, level, quantiles)
     number = {f"{q:.6g}": i for i, q in enumerate(trained, 1)}
-    if level is None:
-        asked = {quantile_column(q): q for q in trained}
-    else:
-        _check_list("level", level, "numbers, such as [80, 90]")
-        asked = {}
-        for per_cent in level:
-            asked[f"{POINT}-lo-{per_cent:g}"] = 0.5 - per_cent / 200
-            asked[f"{POINT}-hi-{per_cent:g}"] = 0.5 + per_cent / 200
     lacks = [q for q in asked.values() if f"{q:.6g}" not in number]
     if lacks:
         wanted = ", ".join(f"{q:.6g}" for q in sorted({*trained, *asked.values()}))
@@ -250,6 +245,25 @@ def output_columns(
             f"quantiles=({wanted}) to the forecaster before fit"
         )
     return {POINT: 0} | {name: number[f"{q:.6g}"] for name, q in asked.items()}
+
+
+def _asked_quantiles(
+    trained: Sequence[float], level: Sequence[float] | None, quantiles: Sequence[float] | None
+) -> dict[str, float]:
+    """Return the columns that are asked for, and the quantile of each."""
+    if level is not None and quantiles is not None:
+        raise SpecError("level and quantiles both say which quantiles to return; give one of them")
+    if quantiles is not None:
+        _check_list("quantiles", quantiles, "numbers")
+        return {f"{POINT}-q{q:g}": q for q in quantiles}
+    if level is None:
+        return {quantile_column(q): q for q in trained}
+    _check_list("level", level, "numbers, such as [80, 90]")
+    asked = {}
+    for per_cent in level:
+        asked[f"{POINT}-lo-{per_cent:g}"] = 0.5 - per_cent / 200
+        asked[f"{POINT}-hi-{per_cent:g}"] = 0.5 + per_cent / 200
+    return asked
 
 
 def check_output_names(columns: Columns, outputs: Iterable[str]) -> None:

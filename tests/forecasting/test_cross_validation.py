@@ -78,7 +78,9 @@ def test_frames_are_those_that_utilsforecast_takes(make_panel, small, to_polars,
     np.testing.assert_allclose(by_name["mae"], (rows.y - rows.Forecaster).abs().mean())
     inside = rows.y.between(rows["Forecaster-lo-80"], rows["Forecaster-hi-80"])
     np.testing.assert_allclose(by_name["coverage_level80"], inside.mean())
-    loss = quantile_loss(whole, {"low": "Forecaster-lo-80"}, q=0.1)
+    levels = fc.cross_validation(given, n_windows=2, quantiles=[0.1, 0.5])
+    levels = levels.drop("cutoff", axis=1) if library == "pandas" else levels.drop("cutoff")
+    loss = quantile_loss(levels, {"low": "Forecaster-q0.1"}, q=0.1)
     low = rows.y - rows["Forecaster-lo-80"]
     expected = np.maximum(0.1 * low, -0.9 * low).groupby(rows.unique_id).mean()
     np.testing.assert_allclose(loss["low"].to_numpy(), expected, rtol=1e-6)
@@ -88,15 +90,23 @@ def test_frames_are_those_that_utilsforecast_takes(make_panel, small, to_polars,
     assert len(figure.axes) >= 3
 
 
-def test_quantiles_that_were_not_trained_are_refused(make_panel, small):
+def test_other_horizons_are_trained_for_and_other_quantiles_refused(make_panel, small):
+    df = make_panel(("wave",), missing=False)
     fc = Forecaster(3, freq="D", quantiles=(0.1, 0.9), **small)
-    fc.fit(make_panel(("wave",), missing=False))
+    walk = fc.cross_validation(df, h=5)
+    assert walk.groupby("unique_id").size().max() == 5
+    assert fc.h == 3
+    fc.fit(df)
+    with pytest.raises(SpecError, match="forecast 3 steps, not h=5"):
+        fc.cross_validation(df, h=5, refit=None)
     for asked, said in (
-        ([90], r"quantile 0\.05 .*quantiles=\(0\.05, 0\.1, 0\.9, 0\.95\)"),
-        (80, r"level must be a list of numbers, such as \[80, 90\], got 80"),
+        ({"level": [90]}, r"quantile 0\.05 .*quantiles=\(0\.05, 0\.1, 0\.9, 0\.95\)"),
+        ({"quantiles": [0.5]}, r"quantile 0\.5 was not trained"),
+        ({"level": 80}, r"level must be a list of numbers, such as \[80, 90\], got 80"),
+        ({"level": [80], "quantiles": [0.1]}, "level and quantiles"),
     ):
         with pytest.raises(SpecError, match=said):
-            fc.predict(level=asked)
+            fc.predict(**asked)
 
 
 def test_panels_too_short_for_the_windows_are_refused(panel, small):
