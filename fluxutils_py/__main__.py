@@ -111,14 +111,14 @@ def network(n_in: int, n_out: int) -> nn.Module:
 def forecasts(
     data: Data, epochs: int, seed: int
 ) -> tuple[Estimator, np.ndarray, dict[str, np.ndarray]]:
-    """Return a fitted estimator, the truth, and the forecasts of each method: (C, T), NaN where
-    there is no truth.
+    """Return a fitted estimator, the targets, and the forecasts of each method: (C, T), NaN where
+    there is no target.
     """
     n, c = data.values.shape
     x = data.values.T[:, None]  # (C, 1, T): one series
-    truth = np.full_like(x, np.nan)
-    truth[:, :, :-1] = x[:, :, 1:]
-    difference = truth - x  # the model learns this, so that its zero is the naive forecast
+    y_true = np.full_like(x, np.nan)
+    y_true[:, :, :-1] = x[:, :, 1:]
+    difference = y_true - x  # the model learns this, so that its zero is the naive forecast
     cosine = functools.partial(torch.optim.lr_scheduler.CosineAnnealingLR, T_max=epochs)
     est = Estimator(
         network,
@@ -144,18 +144,18 @@ def forecasts(
     # every window is a separate series, and begins with the zero state
     reset = est.predict(padded.reshape(c, n_windows, WINDOW)).reshape(c, 1, -1)[:, :, :n]
     by_method = {STATEFUL: x + est.predict(x), RESET: x + reset, NAIVE: x}
-    return est, truth[:, 0], {name: values[:, 0] for name, values in by_method.items()}
+    return est, y_true[:, 0], {name: values[:, 0] for name, values in by_method.items()}
 
 
-def table(data: Data, truth: np.ndarray, by_method: dict[str, np.ndarray]) -> None:
+def table(data: Data, y_true: np.ndarray, by_method: dict[str, np.ndarray]) -> None:
     """Print the errors on the last part."""
-    c, n = truth.shape
+    c, n = y_true.shape
     test = slice(data.test_start - 1, n - 1)  # every forecast of rows of the last part
     title = f"forecast of the next step, {c} column{'s' * (c > 1)}, {test.stop - test.start} times"
     width = max(map(len, (title, *by_method)))
     print(f"| {title:{width}} |    MSE |\n|{'-' * (width + 2)}|-------:|")
     for name, values in by_method.items():
-        mse = ((values - truth)[:, test] ** 2).mean()
+        mse = ((values - y_true)[:, test] ** 2).mean()
         print(f"| {name:{width}} | {mse:6.4f} |")
 
 
@@ -194,7 +194,7 @@ def draw(
         left.plot(steps, values * data.scale[-1] + data.mean[-1], **style)
 
     left, right = figure.subplots(1, 2, width_ratios=[3, 1])
-    plot(last[steps], label="truth", color="0.82", lw=5, solid_joinstyle="round")
+    plot(last[steps], label="target", color="0.82", lw=5, solid_joinstyle="round")
     plot(by_method[RESET][-1, steps - 1], label=RESET, color="tab:orange", lw=1.2)
     plot(by_method[STATEFUL][-1, steps - 1], label=STATEFUL, color="tab:blue", lw=1.6)
     left.set(
@@ -248,8 +248,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     title = STORY if args.data is None else f"Forecast of {Path(args.data).name}"
     print(f"{title}.")
-    est, truth, by_method = forecasts(data, args.epochs, args.seed)
-    table(data, truth, by_method)
+    est, y_true, by_method = forecasts(data, args.epochs, args.seed)
+    table(data, y_true, by_method)
     if figure is None:
         print("No picture: matplotlib is not installed; pip install matplotlib")
     else:

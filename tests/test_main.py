@@ -91,7 +91,7 @@ def test_the_picture_shows_the_last_column_in_its_own_units():
     left, right = figure.axes
     shown = {line.get_label(): line for line in left.lines}
     scale = rows[:180, 1].std()
-    for label, away in {"truth": 0, STATEFUL: scale, RESET: 2 * scale}.items():
+    for label, away in {"target": 0, STATEFUL: scale, RESET: 2 * scale}.items():
         assert shown[label].get_xdata().tolist() == list(range(240, 300))
         np.testing.assert_allclose(shown[label].get_ydata(), rows[240:, 1] + away, rtol=1e-5)
     assert left.get_ylabel() == "b, 1 step ahead"

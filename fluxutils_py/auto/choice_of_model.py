@@ -13,7 +13,7 @@ from fluxutils_py.inputs.inputs import Inputs
 
 # Steps in all, beyond which a large network learns from all it sees: it needs neither dropout nor a
 # trial.
-PLENTY = 614_400
+MANY_STEPS = 614_400
 MANY_CLASSES = 10  # above which classes are not weighed: characters, rather than states
 MOST_FEATURES = 400  # of a linear model of lags
 MOST_LAGS = 48
@@ -31,7 +31,7 @@ def _reads_symbols(inputs: Inputs) -> bool:
     """
     if len(inputs.series) != 1 or inputs.series[0].F < 2:
         return False
-    whole = inputs.whole()
+    whole = inputs.local_series()
     n_left = SYMBOLS_READ
     for place in np.flatnonzero(whole.length):
         row = whole[place : place + 1]
@@ -113,13 +113,13 @@ def choose_model(cell: object, size: DataSize, *, is_fit: bool = True) -> FitCho
     if is_auto:
         name = _cell_for(size, is_fit)
     is_sum = name.startswith("linear+")
-    is_plenty = size.n_steps > PLENTY
+    is_large = size.n_steps > MANY_STEPS
     network = ALONE
-    if is_plenty or size.has_labelled_symbols:
+    if is_large or size.has_labelled_symbols:
         network = OF_PLENTY
     elif is_sum:
         network = BESIDE_LINEAR
-    windows = _windows_of(size, is_plenty)
+    windows = _windows_of(size, is_large)
     return FitChoice(
         cell=name,
         n_kernels=2_000 if size.n_series > MANY_SERIES else 10_000,
@@ -127,7 +127,7 @@ def choose_model(cell: object, size: DataSize, *, is_fit: bool = True) -> FitCho
         has_statistics=size.longest > 1 and STATISTICS * size.n_features <= MOST_FEATURES,
         has_means=size.longest > 1,
         class_weight=_class_weight_for(size),
-        needs_trial=is_auto and is_sum and not is_plenty and size.n_steps >= LEAST_TRIAL,
+        needs_trial=is_auto and is_sum and not is_large and size.n_steps >= LEAST_TRIAL,
         **network,
         **windows,
     )
@@ -150,7 +150,7 @@ def _class_weight_for(size: DataSize) -> str | None:
     return None if is_many or size.per_series else "sqrt_balanced"
 
 
-def _windows_of(size: DataSize, is_plenty: bool) -> dict[str, Any]:
+def _windows_of(size: DataSize, is_large: bool) -> dict[str, Any]:
     """Return how to cut the data, and how often to update a network."""
     if size.longest == 1:  # rows of single steps
         n_updates = 3 * PASSES * -(-size.n_series // 128)
@@ -158,7 +158,7 @@ def _windows_of(size: DataSize, is_plenty: bool) -> dict[str, Any]:
     seqsize: int | None = 64
     if size.per_series:
         seqsize = None if size.longest <= WHOLE else 128
-    if is_plenty:
+    if is_large:
         return {"batchsize": 32, "seqsize": seqsize, "max_updates": 1000}
     steps_of_update = 16 * min(seqsize or size.longest, size.longest)
     n_updates = PASSES * -(-size.n_steps // steps_of_update)

@@ -219,7 +219,7 @@ def _learn_scales(
     """
     n_features = len(scales[0].mean)
     shards = batches.windows.shards
-    n_series = batches.windows.x[0].N if shards is None else len(shards.whole)
+    n_series = batches.windows.x[0].N if shards is None else len(shards.all_series)
     counting = CountingRows.none(n_series, sum(y.F for y in batches.windows.y))
     own = moments(_weighted_inputs(batches, per_series, counting), n_features)
     gathered = ranks.allgather((own, counting))
@@ -265,7 +265,7 @@ def _learn_biases(
     rows = windows.segments
     rows = rows[counting.number[rows.series] > 0] or rows
     chosen = rows[np.linspace(0, len(rows) - 1, min(len(rows), MOST_SERIES)).astype(int)]
-    own = windows.own(chosen)
+    own = windows.of_rank(chosen)
     series = []
     for i in range(len(own)):
         row = own[i : i + 1]

@@ -21,7 +21,7 @@ def steps_to_learn_from(
 
     A series without such a step keeps its first step. Missing labels are marked.
     """
-    own = inputs.whole()
+    own = inputs.local_series()
     lengths = _lengths(own, targets.series, weight)
     whole = inputs.all_series()
     if inputs.shards is not None:

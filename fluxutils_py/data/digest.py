@@ -138,6 +138,6 @@ def shapes_and_digests(
     for name, s, w in named_arrays(windows, validation):
         words = [f"{(s.F, s.N, s.T)} {s.dtype.newbyteorder('=')}"]
         if s.in_memory or getattr(s.array, "nonblocking", False):
-            words.append(f"digest {digest_sample(s, w.own(w.segments), places=2)}")
+            words.append(f"digest {digest_sample(s, w.of_rank(w.segments), places=2)}")
         texts[name] = ", ".join(words)
     return texts

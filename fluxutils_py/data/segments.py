@@ -222,7 +222,7 @@ class SeriesShards:
     ----------
     rank : int
         This rank.
-    whole : Segments
+    all_series : Segments
         All series in the common order, from their first to their last step; ``series`` counts from
         0.
     counts : tuple of int
@@ -237,14 +237,14 @@ class SeriesShards:
     ...     Segments.from_lengths(n_series=4, n_steps=7),
     ... )
     >>> shards = SeriesShards.of(whole, rank=1)
-    >>> shards.owner.tolist(), shards.local.tolist(), shards.whole.length.tolist()
+    >>> shards.owner.tolist(), shards.local.tolist(), shards.all_series.length.tolist()
     ([1, 0, 1, 1, 0, 1], [0, 0, 1, 2, 1, 3], [7, 9, 7, 7, 9, 7])
-    >>> shards.own(shards.whole[1:4]).series.tolist()
+    >>> shards.of_rank(shards.all_series[1:4]).series.tolist()
     [1, 2]
     """
 
     rank: int
-    whole: Segments
+    all_series: Segments
     counts: tuple[int, ...]
     owner: np.ndarray
     local: np.ndarray
@@ -270,9 +270,9 @@ class SeriesShards:
     @property
     def n_steps(self) -> int:
         """The least number of steps of an array that could hold all series."""
-        return int(self.whole.stop.max())
+        return int(self.all_series.stop.max())
 
-    def own(self, rows: Segments) -> Segments:
+    def of_rank(self, rows: Segments) -> Segments:
         """Return this rank's rows among those of all ranks, series as in its arrays."""
         owner = self.owner[rows.series]
         mine = rows[owner == self.rank]

@@ -230,11 +230,11 @@ class SequenceWindows:
         if self._order is not None and self.shards is not None:
             self._order = self.shards.permute_within_ranks(self._order, self.segments)
 
-    def own(self, rows: Segments) -> Segments:
+    def of_rank(self, rows: Segments) -> Segments:
         """Return the rows among these that this rank can read: all, unless series are divided over
         ranks.
         """
-        return rows if self.shards is None else self.shards.own(rows)
+        return rows if self.shards is None else self.shards.of_rank(rows)
 
     def __len__(self) -> int:
         return sum(len(self._spans(group.max_length)) for group in self._groups())
@@ -328,7 +328,7 @@ class SequenceWindows:
         """Return one row per series, from the first to the last of its steps that is in any row."""
         n_series = self.x[0].N
         n_steps = self.x[0].T
-        rows = self.own(self.segments)
+        rows = self.of_rank(self.segments)
         starts = np.full(n_series, n_steps)
         stops = np.zeros(n_series, int)
         np.minimum.at(starts, rows.series, rows.start)

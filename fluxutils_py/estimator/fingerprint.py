@@ -129,11 +129,11 @@ def data_digests(data: FitData) -> dict[str, tuple[str | None, str]]:
     """Return two digests per array: of all values, None if in a large file, and of a sample."""
     texts: dict[str, tuple[str | None, str]] = {}
     for name, s, w in named_arrays(data.windows, data.validation):
-        rows = w.own(w.segments)
+        rows = w.of_rank(w.segments)
         # of a large file only the sample is read
         texts[f"the values of {name}"] = (digest_series(s, rows), digest_sample(s, rows))
     for part, windows in named_windows(data.windows, data.validation):
-        weight = digest_weight(windows.weight, windows.own(windows.segments))
+        weight = digest_weight(windows.weight, windows.of_rank(windows.segments))
         texts[f"the values of {part}sample_weight"] = (weight, weight or "none")
     scale = data.codec.scale
     digest = None if scale is None else digest_arrays(scale.mean, scale.scale)
@@ -241,7 +241,7 @@ def _describe_sizes(data: FitData) -> dict[str, str]:
         n = s.N
         t = s.T
         if w.shards is not None:  # the sizes of all ranks together
-            n = len(w.shards.whole)
+            n = len(w.shards.all_series)
             t = w.shards.n_steps
         texts[f"the shape of {name}"] = str((s.F, n, t))
         texts[f"the dtype of {name}"] = str(s.dtype.newbyteorder("="))

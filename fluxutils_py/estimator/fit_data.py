@@ -175,7 +175,7 @@ def _classes(
         return earlier.classes
     if declared is not None:
         return declared
-    rows = inputs.own(inputs.segments())
+    rows = inputs.of_rank(inputs.segments())
     burn_in = read_spec(settings.spec).burn_in
 
     def find_local_classes() -> tuple[np.ndarray, int]:
@@ -415,7 +415,7 @@ class ReadData:
         for rows in parts:
             yield from loss_blocks(
                 self.targets.series,
-                self.inputs.own(rows).without_first(spec.burn_in),
+                self.inputs.of_rank(rows).without_first(spec.burn_in),
                 self.weight,
                 _masks_outputs(loss, self.targets),
             )
@@ -445,7 +445,7 @@ class ReadData:
         if weight is not None:
             # over the steps that count: after all cuts, without burn-in and missing targets
             weight = weight.normalized(
-                inputs.own(segments).without_first(spec.burn_in),
+                inputs.of_rank(segments).without_first(spec.burn_in),
                 targets.series,
                 mask_per_output=mask_per_output,
                 add_up=self.reader.total,

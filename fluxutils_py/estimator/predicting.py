@@ -200,7 +200,7 @@ class BlockPredictor:
 
     def last_steps(self) -> np.ndarray:
         """Return the outputs at the last step of each series, (N, G)."""
-        last = self.inputs.whole().length - 1  # counted from the start of each series
+        last = self.inputs.local_series().length - 1  # counted from the start of each series
         outputs: np.ndarray | None = None
         for p in self:
             y = _single_output(p.y)

@@ -59,7 +59,7 @@ def run_score(
             unknown=-1,  # a label that training never had counts as predicted wrong
         )
         targets = reader.targets(y, inputs, schema_of_targets).series
-        segments = inputs.whole()
+        segments = inputs.local_series()
         weight = reader.weight(sample_weight, inputs)
         if weight is not None:
             weight = weight.normalized(segments, targets, mask_per_output=True, add_up=reader.total)

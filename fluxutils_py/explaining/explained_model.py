@@ -181,7 +181,7 @@ def read_past(model: ExplainedModel, series: int, step: int | None) -> Past:
     if not -inputs.N <= series < inputs.N:
         raise ShapeError(f"series is {series}, but x has {inputs.N} series")
     series = int(series) % inputs.N
-    whole = inputs.whole()[series : series + 1]
+    whole = inputs.local_series()[series : series + 1]
     end = int(whole.start[0] + whole.length[0])
     first = int(whole.start[0])
     step = _read_step(step, first, end)

@@ -29,7 +29,7 @@ class SequencePredictionDisplay:
     ----------
     names : sequence of str
         Titles, one per series.
-    truth, predicted : sequence of arrays of shape (T,)
+    y_true, y_pred : sequence of arrays of shape (T,)
         NaN where there is none.
     bands : sequence of (lower, upper)
         Arrays of shape (T,), of each series; empty if there are none.
@@ -39,13 +39,13 @@ class SequencePredictionDisplay:
     Attributes
     ----------
     axes_ : ndarray of matplotlib Axes
-        Two per series: of values, and of residuals, truth minus prediction.
+        Two per series: of values, and of residuals, target minus prediction.
     figure_ : matplotlib Figure
     """
 
     names: Sequence[str]
-    truth: Sequence[np.ndarray]
-    predicted: Sequence[np.ndarray]
+    y_true: Sequence[np.ndarray]
+    y_pred: Sequence[np.ndarray]
     bands: Sequence[Band]
     times: np.ndarray
 
@@ -92,22 +92,22 @@ class SequencePredictionDisplay:
         n_series, n_steps = _check_arrays(inputs, y, band, output)
         drawn = steps or slice(None)
         width = None if band is not None else _interval_width(est, output)
-        truth, predicted, bands = [], [], []
+        y_true, y_pred, bands = [], [], []
         chosen = _series_to_draw(series, n_series)
         for n in chosen:
             parts = tuple(_only(a, n) for a in inputs)
             outputs = est.predict(parts if isinstance(x, tuple) else parts[0])
-            predicted.append(outputs[output, 0, drawn])
-            truth.append(_only(y, n)[output, 0, drawn])
+            y_pred.append(outputs[output, 0, drawn])
+            y_true.append(_only(y, n)[output, 0, drawn])
             if band is not None:
                 lower, upper = band
                 bands.append((_only(lower, n)[output, 0, drawn], _only(upper, n)[output, 0, drawn]))
             elif width is not None:
-                bands.append((predicted[-1] - width, predicted[-1] + width))
+                bands.append((y_pred[-1] - width, y_pred[-1] + width))
         display = cls(
             names=[f"series {n}" for n in chosen],
-            truth=truth,
-            predicted=predicted,
+            y_true=y_true,
+            y_pred=y_pred,
             bands=bands,
             times=np.asarray(np.arange(n_steps) if times is None else times)[drawn],
         )
@@ -128,15 +128,15 @@ class SequencePredictionDisplay:
         for i, name in enumerate(self.names):
             above, below = self.axes_[2 * i : 2 * i + 2]
             above.set_title(name, loc="left")
-            above.plot(self.times, self.truth[i], color=GREY, label="truth", marker=marker)
+            above.plot(self.times, self.y_true[i], color=GREY, label="target", marker=marker)
             # the wider line below, the coloured one above: both are seen where they agree
             above.plot(
-                self.times, self.predicted[i], color=BLUE, label="prediction", marker=marker, lw=1.2
+                self.times, self.y_pred[i], color=BLUE, label="prediction", marker=marker, lw=1.2
             )
             if self.bands:
                 fill = {"color": BLUE, "alpha": 0.2, "linewidth": 0, "label": "band"}
                 above.fill_between(self.times, *self.bands[i], **fill)
-            residuals = np.asarray(self.truth[i], dtype=np.float64) - self.predicted[i]
+            residuals = np.asarray(self.y_true[i], dtype=np.float64) - self.y_pred[i]
             below.axhline(0, color=GREY, linewidth=0.8)
             below.plot(self.times, residuals, color=VERMILION, linewidth=0.9, marker=marker)
             below.set_ylabel("residual")

@@ -307,18 +307,18 @@ def _weights(
     """
     first, _, stop = group
     part = forecasts[..., first:stop].transpose(0, 1, 3, 2).reshape(-1, forecasts.shape[2])
-    truth = targets[..., first:stop].reshape(-1)
-    known = np.flatnonzero(np.isfinite(truth) & np.isfinite(part).all(1))
+    y_true = targets[..., first:stop].reshape(-1)
+    known = np.flatnonzero(np.isfinite(y_true) & np.isfinite(part).all(1))
     weights = np.full(part.shape[1], (1 - NETWORK_FIRST) / (part.shape[1] - 1))
     weights[0] = NETWORK_FIRST
     if not len(known):
         return weights
     known = known[np.linspace(0, len(known) - 1, min(MOST_ROWS, len(known))).astype(int)]
-    part, truth = part[known], truth[known]
-    size = np.abs(truth[:, None] - part).mean() or 1.0
+    part, y_true = part[known], y_true[known]
+    size = np.abs(y_true[:, None] - part).mean() or 1.0
     mean = np.zeros_like(weights)
     for i in range(N_ITERATIONS):
-        error = part @ weights - truth
+        error = part @ weights - y_true
         slope = error / size if squared else np.sign(error)
         gradient = slope @ part / (len(part) * size)
         weights = weights * np.exp(-RATE / np.sqrt(1 + i) * (gradient - gradient.min()))

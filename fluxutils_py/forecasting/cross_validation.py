@@ -79,8 +79,8 @@ def _window_columns(
     forecasts: np.ndarray,
     outputs: Mapping[str, int],
 ) -> dict[str, np.ndarray]:
-    """Return keys, truth and forecasts (N, 1 + quantiles, h) after the ``cutoff[n]`` first steps of
-    each series, for those that have begun.
+    """Return keys, targets and forecasts (N, 1 + quantiles, h) after the ``cutoff[n]`` first steps
+    of each series, for those that have begun.
     """
     h = fitted.h
     target = fitted.columns.target

@@ -31,8 +31,8 @@ from fluxutils_py.forecasting.forecaster_settings import (
     ForecasterSettings,
     check_output_names,
     check_settings,
+    collective_settings,
     columns_of,
-    course_of_fit,
     output_columns,
     sorted_quantiles,
 )
@@ -238,7 +238,7 @@ class Forecaster(ForecasterSettings):
             panel = read_series(
                 df, columns, self.freq, static_df=static_df, sample_weight=sample_weight
             )
-            ranks.require_equal(course_of_fit(self))
+            ranks.require_equal(collective_settings(self))
             end_fit = nothing
             if ranks.rank == 0:
                 end_fit = begin_fit(self, df, n_epochs=None, fitted=None)
@@ -384,7 +384,7 @@ class Forecaster(ForecasterSettings):
         Returns
         -------
         data frame
-            With id, time, ``cutoff`` (the last known time), truth, the forecast and its quantiles:
+            With id, time, ``cutoff`` (the last known time), target, the forecast and its quantiles:
             ``utilsforecast.evaluation.evaluate`` scores it.
 
         Raises
@@ -408,7 +408,7 @@ class Forecaster(ForecasterSettings):
             trained = sorted_quantiles(self) if fitted is None else fitted.quantiles
             outputs = output_columns(trained, level, quantiles)
             walk = {"n_windows": n_windows, "step_size": step_size, "refit": refit}
-            ranks.require_equal(walk | course_of_fit(settings))
+            ranks.require_equal(walk | collective_settings(settings))
             columns = columns_of(self, id_col, time_col, target_col)
             if fitted is not None:
                 columns = fitted.columns

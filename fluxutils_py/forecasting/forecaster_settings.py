@@ -171,7 +171,7 @@ def with_size(settings: ForecasterSettings, n_values: int) -> ForecasterSettings
     return sized
 
 
-def course_of_fit(settings: ForecasterSettings) -> dict[str, str]:
+def collective_settings(settings: ForecasterSettings) -> dict[str, str]:
     """Return the settings that decide what is trained and how, by name, as texts that ranks
     compare.
 

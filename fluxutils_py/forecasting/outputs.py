@@ -175,10 +175,10 @@ def score_forecasts(
     panel = require_frame(history)
     frame = Frame(df, "df")
     frame.require(fitted.columns.arguments(hist=False))
-    # a missing truth cannot be scored
-    truth = frame.numbers(fitted.columns.target, missing=True)
+    # a missing target cannot be scored
+    y_true = frame.numbers(fitted.columns.target, missing=True)
     rows, series, step = rows_ahead(fitted, frame, panel, fitted.h)
-    known = ~np.isnan(truth[rows])
+    known = ~np.isnan(y_true[rows])
     rows, series, step = rows[known], series[known], step[known]
     if not len(rows):
         raise DataError(
@@ -188,7 +188,7 @@ def score_forecasts(
     futr_df = df if fitted.channels.futr else None
     values = forecast_any(fitted, history, futr_df, None)[series, 0, step]
     scale = _typical_changes(history.tail[0], fitted.features.season)
-    return -float(np.mean(np.abs(values - truth[rows]) / scale[series]))
+    return -float(np.mean(np.abs(values - y_true[rows]) / scale[series]))
 
 
 def _typical_changes(values: np.ndarray, season: int) -> np.ndarray:

@@ -115,20 +115,20 @@ class Inputs:
             np.tile(lengths, self.N),
         )
 
-    def whole(self) -> Segments:
+    def local_series(self) -> Segments:
         """Return the whole series as segments, including any gaps."""
         return Segments.from_lengths(self.N, self.T, self.lengths, self.starts)
 
     def all_series(self) -> Segments:
-        """Return the whole series of all ranks, if each rank has its own; else :meth:`whole`."""
-        return self.whole() if self.shards is None else self.shards.whole
+        """Return the whole series of all ranks, where ranks have different ones."""
+        return self.local_series() if self.shards is None else self.shards.all_series
 
-    def own(self, rows: Segments) -> Segments:
+    def of_rank(self, rows: Segments) -> Segments:
         """Return this rank's rows among rows of all ranks."""
         if self.shards is None:
             return rows
         # none of the rows of all ranks is a stand-in's, but what reads data needs one
-        return self.whole() if self.is_stand_in else self.shards.own(rows)
+        return self.local_series() if self.is_stand_in else self.shards.of_rank(rows)
 
     @property
     def is_stand_in(self) -> bool:
@@ -628,7 +628,7 @@ def without_padding(inputs: Inputs, fresh: bool | np.ndarray = True, ended: bool
     # the rows of a matrix are samples, and those of timesteps common to all series
     if not (np.any(fresh) or ended) or inputs.form not in ("native", "samples"):
         return inputs
-    rows = inputs.whole()
+    rows = inputs.local_series()
     bounds = find_bounds(inputs.series, rows)
     if bounds is None:
         return inputs

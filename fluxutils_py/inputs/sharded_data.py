@@ -62,7 +62,7 @@ class ShardedReader(SeriesReader):
         form = self._agree_on(None if inputs is None else _InputForm.of(inputs), name)
         if inputs is None:
             inputs = form.stand_in(schema, name)
-        rows = inputs.whole()
+        rows = inputs.local_series()
         # the series of a stand-in has no steps and is not counted
         rows_of_ranks = self.ranks.allgather(rows[rows.length > 0])
         return replace(inputs, shards=SeriesShards.of(rows_of_ranks, self.ranks.rank))

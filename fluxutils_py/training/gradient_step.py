@@ -26,7 +26,7 @@ from fluxutils_py.training.loss_checks import (
 )
 from fluxutils_py.training.minibatch import begins_series
 from fluxutils_py.training.nonfinite_batch import find_nonfinite, find_nonfinite_gradient
-from fluxutils_py.training.sharding import digest, shard
+from fluxutils_py.training.sharding import digest
 from fluxutils_py.training.step_info import BatchLoss, PendingLoss, StepInfo, supports_found_inf
 
 __all__ = ["BatchLoss", "GradientStep"]
@@ -43,8 +43,8 @@ class GradientStep:
     every ``accumulate`` batches and at :meth:`flush`, on the mean of their gradients weighted by
     ``n_live``.
 
-    A subclass gives :meth:`compute_loss`, and where it knows more than the defaults
-    :meth:`compute_again`, :meth:`shard`, :meth:`describe` and :meth:`observe`.
+    A subclass gives :meth:`compute_loss`, for batches that ranks share :meth:`shard`, and where it
+    knows more than the defaults :meth:`compute_again`, :meth:`describe` and :meth:`observe`.
 
     Parameters
     ----------
@@ -186,10 +186,8 @@ class GradientStep:
         self.compute_loss(batch)
 
     def shard(self, batch: Any, rank: int, size: int) -> Any:
-        """Return a rank's share of a batch, None if it is empty; by default a slice along the first
-        axis of all arrays.
-        """
-        return shard(batch, rank, size)
+        """Return a rank's share of a batch, None if it is empty."""
+        raise NotImplementedError
 
     def describe(self, batch: Any) -> str:
         """Return the place of a batch in the data for error messages, such as ``" at step 3"``."""

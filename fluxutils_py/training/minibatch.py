@@ -207,7 +207,7 @@ def first_steps(windows: SequenceWindows, parameter: Tensor) -> list[Tensor]:
     model that has this parameter.
     """
     # a rank without series tries the model on its stand-in
-    rows = windows.own(windows.segments)[:4] or Segments.from_lengths(1, windows.x[0].T)
+    rows = windows.of_rank(windows.segments)[:4] or Segments.from_lengths(1, windows.x[0].T)
     values = windows.cut(rows, 0, min(3, windows.segments.max_length)).x
     return [to_tensor(v, parameter.dtype, parameter.device) for v in values]
 
@@ -323,7 +323,7 @@ class TensorBatches:
 
     def _own_rows(self, rows: Segments) -> Segments:
         if self.windows.shards is not None:
-            return self.windows.own(rows)
+            return self.windows.of_rank(rows)
         # as everywhere: predictions and states of ranks are divided in the same way
         return rows[array_split_slice(len(rows), self.size, self.rank)]
 

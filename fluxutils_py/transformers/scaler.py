@@ -136,7 +136,7 @@ class SequenceScaler(SequenceTransformer):
             inputs, series = self._read_series(x, None, pool)
             weight = pool.weight(sample_weight, inputs)
             if weight is not None:  # checks it: the scale of weights does not matter
-                weight = weight.normalized(inputs.whole(), (), add_up=pool.total)
+                weight = weight.normalized(inputs.local_series(), (), add_up=pool.total)
             blocks = read_numbers(series, inputs, type(self).__name__, weight)
             total = pool.moments(moments(blocks, series.F))
         # all that may fail comes first: an error changes nothing

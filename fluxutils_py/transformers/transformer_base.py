@@ -109,7 +109,7 @@ class _TransformMixin:
     def _apply_to_blocks(self, x: object, function: FeatureModule, layout: InputLayout) -> Any:
         """Apply a function of blocks to an input of any form."""
         inputs, series = self._read_series(x, layout)
-        source, rows = series, inputs.whole()
+        source, rows = series, inputs.local_series()
         if isinstance(x, SequenceView):  # before and after its steps there may be others
             source = SeriesArray(x.array, "x")
             rows = Segments.from_lengths(source.N, source.T)
@@ -373,7 +373,7 @@ def read_blocks(series: SeriesArray, inputs: Inputs) -> Iterator[tuple[slice, sl
     """Read all series and steps in blocks: yield their indices and values (F, B, S), NaN where a
     series has ended.
     """
-    rows = inputs.whole()
+    rows = inputs.local_series()
     for n, t in block_slices(series.N, series.T, series.F):
         part = rows[n]
         series.prefetch(part, t.start, t.stop)

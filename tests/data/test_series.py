@@ -11,6 +11,7 @@ import torch
 
 from fluxutils_py.data import SeriesArray
 from fluxutils_py.data.segments import Segments
+from fluxutils_py.data.series import find_bounds
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.inputs import as_series
 from fluxutils_py.inputs.inputs import check_aligned
@@ -340,3 +341,17 @@ def test_a_dataset_whose_file_was_closed(tmp_path):
         SeriesArray(closed, "x")
     assert str(caught.value).startswith("x is in an HDF5 file that was closed")
     assert "h5mmap(path, name)" in str(caught.value)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_series_begin_and_end_where_a_loop_finds_input_whatever_lies_beyond(seed):
+    rng = np.random.default_rng(seed)
+    x = np.where(rng.random((2, N_SERIES, N_STEPS)) < 0.8, np.nan, 1.0)
+    start = rng.integers(0, 3, N_SERIES)
+    length = rng.integers(0, N_STEPS - start + 1)
+    found = find_bounds((SeriesArray(x, "x"),), Segments(np.arange(N_SERIES), start, length))
+    for n in range(N_SERIES):
+        steps = range(start[n], start[n] + length[n])
+        known = [t for t in steps if not np.isnan(x[:, n, t]).all()]
+        assert found.length[n] == (known[-1] - known[0] + 1 if known else 0)
+        assert not known or found.start[n] == known[0]

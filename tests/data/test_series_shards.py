@@ -28,8 +28,8 @@ def test_series_are_spread_evenly_in_the_documented_order(counts):
         (r, j) for _, r, j in sorted(places)
     ]
     assert shards.counts == counts
-    assert (shards.whole.length == 40 - shards.local).all()
-    assert (shards.whole.start == shards.owner % 3).all()
+    assert (shards.all_series.length == 40 - shards.local).all()
+    assert (shards.all_series.start == shards.owner % 3).all()
     assert shards.n_steps == max(40 - j + r % 3 for _, r, j in places)
     for size in (1, 4, 8):  # in every minibatch each rank has its proportion, up to one series
         for i in range(0, len(places), size):
@@ -41,11 +41,11 @@ def test_series_are_spread_evenly_in_the_documented_order(counts):
 @pytest.mark.parametrize("counts", COUNTS)
 def test_the_rows_of_all_ranks_make_up_the_whole(counts):
     rng = np.random.default_rng(0)
-    rows = shards_of(counts).whole[rng.permutation(sum(counts))[:11]]
+    rows = shards_of(counts).all_series[rng.permutation(sum(counts))[:11]]
     n_rows = 0
     for rank in range(len(counts)):
         shards = shards_of(counts, rank)
-        own = shards.own(rows)
+        own = shards.of_rank(rows)
         at = [i for i, n in enumerate(rows.series) if shards.owner[n] == rank]
         # in the same order
         assert own.series.tolist() == [shards.local[rows.series[i]] for i in at]
@@ -73,7 +73,7 @@ def test_values_of_ranks_are_put_in_the_common_order():
 def test_shuffling_keeps_the_places_of_each_rank(counts):
     shards, n = shards_of(counts), sum(counts)
     x = as_series(np.zeros((1, max(counts), 43)), "x")
-    windows = SequenceWindows(x, batchsize=8, seqsize=10, segments=shards.whole, shards=shards)
+    windows = SequenceWindows(x, batchsize=8, seqsize=10, segments=shards.all_series, shards=shards)
     drawn = np.random.default_rng(3).permutation(n)
     windows.shuffle(np.random.default_rng(3))
     order = np.concatenate([i.segments.series for i in windows.indices() if i.first])

@@ -244,6 +244,11 @@ SETTINGS = {
     ),
     "random_state": ({"random_state": 0}, {"random_state": 1}, "random_state: 0 -> 1"),
     "no random_state": ({"random_state": None}, {"random_state": 1}, "random_state: None -> 1"),
+    "generator": (
+        {"random_state": np.random.default_rng(0)},
+        {"random_state": 1},
+        "random_state: Generator -> 1",
+    ),
     "scheduler": (
         {"lr_schedule": partial(lr_scheduler.MultiStepLR, milestones=[3, 5])},
         {"lr_schedule": partial(lr_scheduler.MultiStepLR, milestones=[3, 6])},

@@ -60,7 +60,7 @@ def test_truth_prediction_band_and_residuals(est, yhat):
         corners = band.get_paths()[0].vertices[:, 1]
         assert_allclose([corners.min(), corners.max()], _range(yhat[0, n, 3:20]))
     legend = [t.get_text() for t in display.axes_[0].get_legend().get_texts()]
-    assert legend == ["truth", "prediction", "band"]
+    assert legend == ["target", "prediction", "band"]
     assert display.axes_[-1].get_xlabel() == "step"
     plain = SequencePredictionDisplay.from_estimator(est, X, Y)
     assert len(plain.bands) == 0

@@ -10,7 +10,7 @@ from torch import nn
 from fluxutils_py.data import SequenceWindows, SeriesArray
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.forecasting import Forecaster
-from fluxutils_py.forecasting.forecaster_settings import course_of_fit
+from fluxutils_py.forecasting.forecaster_settings import collective_settings
 from fluxutils_py.forecasting.model_fitting import steps_per_epoch
 
 
@@ -44,7 +44,7 @@ def test_settings_that_ranks_compare_are_the_same_text_in_every_process():
     """Texts of functions and objects would hold addresses; what only concerns a rank is left out."""
 
     def made(loss, network, **settings):
-        return course_of_fit(
+        return collective_settings(
             Forecaster(3, quantiles=np.array([0.1, 0.9]), loss=loss, network=network, **settings)
         )
 

@@ -80,7 +80,7 @@ def test_a_rank_without_series_gets_a_stand_in_of_the_form_that_the_others_have(
     assert not full.is_stand_in
     for a, b in zip(full.series, empty.series, strict=True):
         assert (a.F, a.dtype, a.kind, a.name) == (b.F, b.dtype, b.kind, b.name)
-    assert (empty.form, empty.is_list, empty.N, empty.whole().length.tolist()) == (
+    assert (empty.form, empty.is_list, empty.N, empty.local_series().length.tolist()) == (
         full.form,
         full.is_list,
         1,
@@ -88,9 +88,9 @@ def test_a_rank_without_series_gets_a_stand_in_of_the_form_that_the_others_have(
     )
     for inputs in (full, empty):
         assert inputs.shards.counts == (7, 0)
-        assert inputs.all_series().length.tolist() == full.whole().length.tolist()
-    assert len(empty.own(empty.all_series())) == 1
-    assert full.own(full.all_series()).series.tolist() == list(range(7))
+        assert inputs.all_series().length.tolist() == full.local_series().length.tolist()
+    assert len(empty.of_rank(empty.all_series())) == 1
+    assert full.of_rank(full.all_series()).series.tolist() == list(range(7))
 
 
 @pytest.mark.parametrize("y", [X[:2], X[:1] > 0, RNG.normal(size=7), RNG.integers(0, 3, (7, 2))])

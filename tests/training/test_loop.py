@@ -42,6 +42,9 @@ def test_every_batch_of_every_epoch_is_stepped_through_in_order():
     assert log == list("abc" * 3)
     assert batches.passes == 3
     assert (loop.step, loop.epoch) == (9, 3)
+    assert (loop.n_epochs, loop.steps_per_epoch) == (3, 3)
+    loop.run_to_step(batches, 11)  # a run without epochs
+    assert (loop.n_epochs, loop.steps_per_epoch) == (None, None)
 
 
 def test_an_epochs_loss_weighs_steps_by_their_data_and_the_mean_batch_loss_does_not():
