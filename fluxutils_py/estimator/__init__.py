@@ -1,4 +1,4 @@
-"""Estimators, transformers and scorers for scikit-learn."""
+"""Estimators, streams, scorers and exports, as scikit-learn expects them."""
 
 from fluxutils_py.estimator.display import LossCurveDisplay
 from fluxutils_py.estimator.estimator import Estimator

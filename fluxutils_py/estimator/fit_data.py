@@ -635,7 +635,7 @@ def hold_out(
     seed : int
     labels : ndarray of shape (N,), optional
         The label of each series, to be split in proportion if possible.
-    few : int
+    max_in_time : int
         Number of series up to which their last steps are held out.
     counted : Segments, optional
         What to divide of each series, if not the whole.

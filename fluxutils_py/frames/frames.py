@@ -1,4 +1,4 @@
-"""Convert long data frames of any library to arrays, and arrays to frames."""
+"""Read and write columns of data frames of any library, by narwhals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The training loop, its hooks and triggers, trainers and tasks, datasets, checkpoints."""
+"""The training loop, a step on batches, hooks and triggers, datasets, checkpoints."""
 
 from fluxutils_py.training.batch_step import BatchStep
 from fluxutils_py.training.checkpointer import Checkpointer
