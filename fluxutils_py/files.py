@@ -68,8 +68,10 @@ def temporary_path(target: str) -> Iterator[str]:
     that nothing of a process that is alive is taken for a leftover.
     """
     # in the same folder: os.replace is atomic within a file system only
-    remove_leftovers(target)
     folder, name = os.path.split(target)
+    if folder and not os.path.isdir(folder):
+        raise FileNotFoundError(f"{folder}: there is no such folder to write to")
+    remove_leftovers(target)
     new = os.path.join(folder, _temporary_name(name))
     try:
         yield new

@@ -530,7 +530,7 @@ CEILINGS = {
     "fields of Spec": (14, 14),
     "public names at the top": (40, 40),
     "public names without the guests'": (97, 100),
-    "tokens": (299_600, 300_000),
+    "tokens": (299_700, 300_000),
     "tokens in ten lines": (88, 90),
 }
 SLACK = {"tokens": 1000}  # by which a ceiling may lie above what is counted

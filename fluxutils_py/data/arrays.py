@@ -202,8 +202,8 @@ def refuse_source(value: Any, name: str) -> None:
         cls = type(value)
         raise DataError(
             f"{name} must be an array, got {cls.__module__}.{cls.__qualname__}, which {problem}; "
-            f"give an array (F, N, T), or list({name}) of series (F, T_i), dense and with values, "
-            f"as {name}{WAYS} gives, whichever it has"
+            "give an array (F, N, T), or a list of series (F, T_i), dense and with values, as "
+            f"{WAYS} gives, whichever it has"
         )
 
 

@@ -110,7 +110,7 @@ class SequenceWindows:
         earlier inputs count too.
     shards : SeriesShards, optional
         Of series that are divided over ranks: ``segments`` are then rows of all ranks, the arrays
-        hold this rank's series only, and :meth:`own` picks the rows that can be read.
+        hold this rank's series only, and :meth:`of_rank` picks the rows that can be read.
 
     Yields
     ------

@@ -124,12 +124,16 @@ def warn_few_updates(loop: FitLoop) -> None:
     n = loop.n_updates
     if not 0 < n < ENOUGH:
         return
-    accumulate = loop.data.spec.accumulate
+    spec = loop.data.spec
+    accumulate = spec.accumulate
+    remedy = "set more epochs, or a smaller batchsize or seqsize"
+    if n == spec.max_updates:
+        remedy = "raise max_updates"
     over = "" if accumulate == 1 else f", accumulate={accumulate}"
     warn(
         f"this fit makes {n} update{'s' * (n > 1)} in all (epochs={loop.epochs}, minibatches "
         f"per epoch: {loop.n_windows}{over}); fewer than {ENOUGH} are seldom enough to learn "
-        "from: set more epochs, or a smaller batchsize or seqsize"
+        f"from: {remedy}"
     )
 
 

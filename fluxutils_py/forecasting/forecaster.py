@@ -70,9 +70,9 @@ class Forecaster(ForecasterSettings):
         months; 1 for integers. The values a long season before each forecast step become inputs,
         too: the multiple of the season, up to 8, that best explains the errors of the seasonal
         naive forecast. A pair, such as ``(24, 168)``, gives both, ``(24,)`` no long season.
-    freq : str, pandas offset or int, optional
-        Time between two steps: an alias of pandas ("h", "15min", "D", "W", "MS", "ME", "B") or of
-        polars, or an integer for integer times. None: inferred.
+    freq : str or int, optional
+        Time between two steps: an alias of pandas ("h", "15min", "D", "W", "MS", "ME", "B"), or an
+        integer for integer times. None: inferred.
     quantiles : sequence of float
         Levels between 0 and 1 to forecast in addition to the point forecast. The quantiles never
         cross.
@@ -404,6 +404,8 @@ class Forecaster(ForecasterSettings):
                 )
             step_size = int(settings.h) if step_size is None else step_size
             check_integer("n_windows", n_windows, 1)
+            if refit not in (True, False, None):
+                raise SpecError(f"refit must be True, False or None, got {refit!r}")
             check_integer("step_size", step_size, 1)
             trained = sorted_quantiles(self) if fitted is None else fitted.quantiles
             outputs = output_columns(trained, level, quantiles)

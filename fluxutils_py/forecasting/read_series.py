@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -50,11 +51,11 @@ def read_series(
             "static_df and sample_weight are for data frames; an array (F, N, T) has no columns"
         )
     # what is often given by mistake; other libraries expect the number of steps there
-    if isinstance(df, int | np.integer) or hasattr(type(df), "to_frame"):
+    if isinstance(df, int | np.integer | str | PathLike) or hasattr(type(df), "to_frame"):
         raise DataError(
             f"df is a {type(df).__name__}, expected a frame with the columns "
-            f"{', '.join(columns.arguments())}, or an array (F, N, T); the number of steps to "
-            "forecast is h of the constructor"
+            f"{', '.join(columns.arguments())}, or an array (F, N, T); files are read by "
+            "pandas or polars, and the number of steps to forecast is h of the constructor"
         )
     if columns.hist or columns.futr or columns.stat:
         raise DataError("covariates are columns of data frames; an array (F, N, T) has none")

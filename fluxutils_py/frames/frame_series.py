@@ -47,7 +47,7 @@ def from_frame(
         Columns of inputs, which are numbers, and of targets, which are numbers, or labels (text,
         categories). Inputs are float32 if all of them are, else float64. Targets keep the type of
         their column; integers and booleans are float64 where some are missing, and labels objects.
-    freq : str, int or pandas offset, optional
+    freq : str or int, optional
         Length of a step, such as ``"h"``, ``"15min"``, ``"MS"``. None: the most usual difference
         between times, months or business days where all times follow them.
     per_series : bool
@@ -179,10 +179,15 @@ class FrameSeries:
         Its series may be others. It may lack the columns of targets: ``y`` then is None.
         """
         request = replace(self.request, freq=self.panel.frequency, zone=self.panel.zone)
-        if not {*Frame(df, "df").schema} & {*request.y}:
-            # the names of predictions are those of the targets, which this frame lacks
-            return replace(_read(df, replace(request, y=())), request=request)
-        return _read(df, request)
+        y = request.y if {*Frame(df, "df").schema} & {*request.y} else ()
+        made = _read(df, replace(request, y=y))
+        if (made.panel.zone is None) != (self.panel.zone is None):
+            raise DataError(
+                f"the times of df have the time zone {made.panel.zone}, those read before "
+                f"{self.panel.zone}: give both one, as with dt.tz_localize"
+            )
+        # the names of predictions are those of the targets, which the frame may lack
+        return replace(made, request=request)
 
     def to_frame(self, prediction: Any, names: Sequence[str] | None = None) -> Any:
         """Return predictions as a frame of the library that the series came from.

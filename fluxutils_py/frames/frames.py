@@ -45,7 +45,8 @@ class Frame:
         except TypeError:
             raise TypeError(
                 f"{name} must be a data frame of pandas or polars in memory, or a table of "
-                f"pyarrow, got {type(frame).__name__}"
+                f"pyarrow, got {type(frame).__name__}: read a file with pandas.read_csv or "
+                "polars.read_parquet, and collect() a lazy frame"
             ) from None
         self.name = name
         self.n_rows = len(self.frame)

@@ -189,7 +189,7 @@ def read_panel(
     ----------
     df : data frame of pandas, polars or pyarrow
     columns : Columns
-    freq : Frequency, str, pandas offset, int, or None
+    freq : Frequency, str, int, or None
         None: inferred from the times.
     static_df : data frame, optional
         One row per series with the static covariates. None: ``df`` holds them.

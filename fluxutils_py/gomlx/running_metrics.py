@@ -30,7 +30,7 @@ Measure = Callable[..., Any]
 
 
 class MeanMetric:
-    """Mean of a number over steps, each weighted by its amount of data.
+    """Mean of a number over steps, each weighted: by a :class:`Trainer` by its amount of data.
 
     Parameters
     ----------

@@ -181,6 +181,8 @@ def load(path: object, *, trusted: Sequence[str | type] = (), **arguments: Any) 
     ('SequenceRegressor', True)
     >>> folder.cleanup()
     """
+    if not isinstance(trusted, list | tuple | set):
+        raise TypeError(f"load: trusted must be a list of names or types, got {trusted!r}")
     content = read_file(path, (persistence.KIND, KIND, FORECASTER_KIND))
     if content["kind"] == FORECASTER_KIND:
         return _forecaster_class().load(path, **arguments)

@@ -109,6 +109,11 @@ def test_other_horizons_are_trained_for_and_other_quantiles_refused(make_panel, 
             fc.predict(**asked)
 
 
+def test_refit_is_yes_no_or_none(panel, small):
+    with pytest.raises(SpecError, match="refit must be True, False or None, got 2"):
+        Forecaster(3, freq="D", **small).cross_validation(panel, refit=2)
+
+
 def test_panels_too_short_for_the_windows_are_refused(panel, small):
     with pytest.raises(
         DataError,

@@ -325,3 +325,13 @@ def test_a_time_between_two_steps_of_the_only_series_is_named_with_the_remedy():
         from_frame(df, time_col="at", x="v", freq="1min")
     df["at"] = df["at"].dt.round("min")
     assert from_frame(df, time_col="at", x="v").x.shape == (1, 1, 3)
+
+
+def test_another_frame_has_a_time_zone_if_the_first_has():
+    df = pd.DataFrame({"t": pd.date_range("2024", periods=9, freq="h", tz="Europe/Vienna")})
+    df["v"] = np.arange(9.0)
+    naive = df.assign(t=df.t.dt.tz_localize(None))
+    for first, other in ((df, naive), (naive, df)):
+        series = from_frame(first, time_col="t", x=["v"])
+        with pytest.raises(DataError, match=r"time zone .*Vienna|time zone None"):
+            series.like(other)

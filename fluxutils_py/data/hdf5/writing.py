@@ -93,6 +93,8 @@ def h5save(
     """
     path = check_path(path)
     arrays = _collect(path, mapping, "", {})
+    if not arrays:
+        raise H5DataError(f"{path}: there is nothing to save: the mapping is empty")
     check_axes(axes, 3, path)
     names = _names_by_name(path, arrays, feature_names)
     with new_file(path) as file:
@@ -208,9 +210,6 @@ def new_file(path: PathLike, replace: bool = True) -> Iterator[h5py.File]:
     target = os.path.realpath(os.fsdecode(path))  # of a link, the file is replaced
     if os.path.isdir(target):
         raise H5DataError(f"{target}: this is a directory; give the name of a file")
-    folder = os.path.dirname(target)
-    if not os.path.isdir(folder):
-        raise FileNotFoundError(f"{folder}: there is no such folder to write a file to")
     with atomic_path(target, replace=replace) as new, h5py.File(new, "w", **ALIGN) as file:
         yield file
 

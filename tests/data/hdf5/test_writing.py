@@ -323,7 +323,7 @@ def test_where_nothing_can_be_saved(tmp_path):
     assert str(caught.value) == f"{tmp_path}: this is a directory; give the name of a file"
     with pytest.raises(FileNotFoundError) as missing:
         h5save(tmp_path / "no" / "a.h5", {"x": X})
-    assert str(missing.value) == f"{tmp_path}/no: there is no such folder to write a file to"
+    assert str(missing.value) == f"{tmp_path}/no: there is no such folder to write to"
 
 
 class Foreign:
@@ -357,3 +357,10 @@ def test_integers_that_turn_out_to_be_masked_leave_the_old_file(tmp_path):
         h5save(tmp_path / "a.h5", {"x": Foreign(values, "i4")})
     assert np.array_equal(h5mmap(tmp_path / "a.h5", "x"), X)
     assert os.listdir(tmp_path) == ["a.h5"]
+
+
+def test_nothing_to_save_leaves_the_file(tmp_path):
+    h5save(tmp_path / "a.h5", {"x": np.ones((1, 2, 3))})
+    with pytest.raises(H5DataError, match="nothing to save"):
+        h5save(tmp_path / "a.h5", {})
+    assert h5mmap(tmp_path / "a.h5", "x").shape == (1, 2, 3)
