@@ -132,6 +132,9 @@ def _chunked(a: Tensor, b: Tensor, h0: Tensor | None) -> Tensor:
     product has at most ``CHUNK`` factors, so it overflows only if each is above about 10.
     """
     S = len(b)
+    if h0 is None and S == 1:
+        # a has a gradient then too: zero, which optimizers tell from none
+        h0 = torch.zeros_like(b[0])
     size = min(CHUNK, math.isqrt(S))
     # float16 ends at 65504, where products would overflow
     if b.dtype is torch.float16:

@@ -153,9 +153,6 @@ def _linear(one, dtype, S, B, H):
             *torch.autograd.grad(
                 loss.real if loss.is_complex() else loss,
                 [t for t in own if t.requires_grad],
-                # of a single step without a state, no output depends on the factor
-                allow_unused=True,
-                materialize_grads=True,
             ),
         ]
 

@@ -257,3 +257,11 @@ def test_integers_are_an_error():
         match=r"^linear_recurrence .*torch.int64",
     ):
         linear_recurrence(torch.ones(3, dtype=torch.int64), torch.ones(7, 5, 3, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("is_native", [True, False])
+def test_the_factor_of_a_single_step_has_a_gradient_of_zero_which_adam_tells_from_none(is_native):
+    a, b = torch.randn(4, requires_grad=True), torch.randn(1, 3, 4)
+    with native_kernels(is_native):
+        linear_recurrence(a, b).sum().backward()
+    assert torch.equal(a.grad, torch.zeros(4))
