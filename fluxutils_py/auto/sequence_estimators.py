@@ -205,7 +205,7 @@ class _SequenceEstimator(Estimator):
     random_state: Any = None
     verbose: Any = "auto"
 
-    _run_fit = staticmethod(run_auto_fit)
+    _fit = run_auto_fit
     INSTEAD: ClassVar[dict[str, str]] = {  # what replaces arguments of 0.2.0
         "n_iter_no_change": "give spec={'patience': n}, with early_stopping=True",
         "validation_fraction": "a tenth is held out; give another part to fit as validation_data",

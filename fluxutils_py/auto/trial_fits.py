@@ -18,7 +18,7 @@ from fluxutils_py.errors import DataError, ShapeError, SpecError, warn
 from fluxutils_py.estimator.fit_data import FitData, spec_of_call, total_batchsize
 from fluxutils_py.estimator.fit_loop import FitLoop
 from fluxutils_py.estimator.fitted_parts import FitChoice
-from fluxutils_py.estimator.fitting import BegunFit, begun_fit, no_groups, train
+from fluxutils_py.estimator.fitting import BegunFit, begun_fit, no_groups
 from fluxutils_py.estimator.same_fit import require_same_fit
 from fluxutils_py.estimator.spec import Settings
 from fluxutils_py.estimator.streams.conformal import Calibration
@@ -55,7 +55,7 @@ def run_auto_fit(est: Any, *series: Any, groups: object = None, **call: Any) -> 
         loop = ReadyMadeLoop(begun, begun.cut(settings), groups)
         if not (loop.makes_updates or is_fit):
             raise _no_partial_fit(est)
-        train(begun, loop)
+        begun.train(loop)
         if settings.interval is not None:
             calibration = calibration or _calibration_of(begun, loop)
             est.fitted_parts_ = replace(est.fitted_parts_, calibration=calibration)

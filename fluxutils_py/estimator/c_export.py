@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fluxutils_py.errors import ExportError
-from fluxutils_py.estimator.fitted_parts import SeriesEstimator
+from fluxutils_py.estimator.fitted_parts import BaseSeriesEstimator
 from fluxutils_py.estimator.streams.step_chain import scaler_of
 from fluxutils_py.exporting.c_header import FUNCTIONS, CHeader, Description
 from fluxutils_py.exporting.c_source import check_prefix
@@ -52,7 +52,7 @@ class HeaderSettings(NamedTuple):
 
 
 def header_of(
-    est: SeriesEstimator,
+    est: BaseSeriesEstimator,
     before: Sequence[nn.Module],
     after: Sequence[nn.Module],
     metadata: dict[str, Any],
@@ -105,7 +105,7 @@ def header_of(
     return header.text(), error
 
 
-def n_features_of(est: SeriesEstimator) -> int:
+def n_features_of(est: BaseSeriesEstimator) -> int:
     """Return the number of features of the one input that a header takes."""
     layout = est.fitted_parts_.layout
     features = layout.features if isinstance(layout.features, tuple) else (layout.features,)

@@ -6,23 +6,23 @@ import copy
 from collections.abc import Callable, Sequence
 from functools import partial
 from os import PathLike
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
-from sklearn.base import BaseEstimator
 from sklearn.utils.metadata_routing import UNUSED
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fluxutils_py.estimator.fitted_parts import FittedParts
-from fluxutils_py.estimator.fitting import run_evaluate, run_fit
+from fluxutils_py.estimator.fit_loop import FitLoop
+from fluxutils_py.estimator.fitted_parts import BaseSeriesEstimator
+from fluxutils_py.estimator.fitting import begun_fit, no_groups, run_evaluate
 from fluxutils_py.estimator.model_export import export
 from fluxutils_py.estimator.nested_parameters import NestedParamsMixin
 from fluxutils_py.estimator.persistence import load_estimator, save_estimator
 from fluxutils_py.estimator.predicting import run_predict
 from fluxutils_py.estimator.scoring import run_score
-from fluxutils_py.estimator.spec import Settings, explains_arguments
+from fluxutils_py.estimator.spec import explains_arguments
 from fluxutils_py.estimator.streams.streaming import EstimatorStream
 from fluxutils_py.estimator.streams.watched_stream import Watch, watched_stream
 from fluxutils_py.nn.parameters import Freeze
@@ -31,7 +31,7 @@ from fluxutils_py.sklearn_callbacks import ATTRIBUTE, CallbackSupport, within_ca
 
 
 @explains_arguments
-class Estimator(CallbackSupport, NestedParamsMixin, BaseEstimator):
+class Estimator(CallbackSupport, NestedParamsMixin, BaseSeriesEstimator):
     """A stateful sequence model as a scikit-learn estimator, trained by truncated backpropagation
     through time.
 
@@ -175,23 +175,7 @@ class Estimator(CallbackSupport, NestedParamsMixin, BaseEstimator):
     __metadata_request__predict = {"x": UNUSED}  # noqa: RUF012
     __metadata_request__score = {"x": UNUSED}  # noqa: RUF012
 
-    # Set by fit: declared for type checkers, so that ``hasattr`` tells whether there was a fit.
     model_: Any  # the user's class of nn.Module, with attributes that only the user knows
-    optimizer_: Optimizer
-    loss_: float
-    grad_: Tensor
-    loss_curve_: list[float]
-    validation_loss_curve_: list[float]
-    history_: list[dict[str, Any]]
-    n_iter_: int
-    n_features_in_: int | tuple[int, ...]
-    n_outputs_: int | tuple[int, ...]
-    feature_names_in_: np.ndarray
-    classes_: np.ndarray
-    fitted_parts_: FittedParts
-
-    # ready-made estimators choose and calibrate around it
-    _run_fit: ClassVar[Any] = staticmethod(run_fit)
 
     def __init__(
         self,
@@ -314,7 +298,6 @@ class Estimator(CallbackSupport, NestedParamsMixin, BaseEstimator):
         error before the first update changes nothing.
         """
         self._fitting()(
-            self,
             x,
             y,
             sample_weight,
@@ -346,7 +329,7 @@ class Estimator(CallbackSupport, NestedParamsMixin, BaseEstimator):
         starts from zero. The first call builds them. Parameters are those of :meth:`fit`.
         """
         series = (x, y, sample_weight, lengths, starts, sharded)
-        self._fitting()(self, *series, epochs=1, resume=True)
+        self._fitting()(*series, epochs=1, resume=True)
         return self
 
     def predict(
@@ -632,18 +615,23 @@ class Estimator(CallbackSupport, NestedParamsMixin, BaseEstimator):
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _fitting(self) -> Callable[..., None]:
-        """Return the function that fits, within scikit-learn's callbacks if there are any."""
-        if not vars(self).get(ATTRIBUTE):
-            return self._run_fit  # the way that a reader of a traceback follows
-        return within_callbacks(self, self._run_fit)
+    def _fit(self, *series: Any, groups: object = None, **call: Any) -> None:
+        """Read the data, cut them into windows, build model and loop, and train.
 
-    def resolved_params(self) -> Settings:
-        """Return the constructor's arguments, with defaults in place of None.
-
-        Internal, as is ``fitted_parts_``: both may change without notice.
+        The arguments are those of :func:`begun_fit`. Ready-made estimators choose and calibrate
+        around it.
         """
-        return Settings.from_estimator(self)
+        if groups is not None:
+            raise no_groups()
+        with begun_fit(self, *series, **call) as fit:
+            data = fit.cut(fit.settings)
+            fit.train(FitLoop(data, fit.ranks, fit.rng, fit.earlier))
+
+    def _fitting(self) -> Callable[..., None]:
+        """Return the method that fits, within scikit-learn's callbacks if there are any."""
+        if not vars(self).get(ATTRIBUTE):
+            return self._fit  # the way that a reader of a traceback follows
+        return within_callbacks(self, self._fit)
 
     def __sklearn_tags__(self) -> Any:
         # what scikit-learn's tools and checks may give an estimator

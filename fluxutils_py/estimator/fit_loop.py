@@ -18,7 +18,7 @@ from fluxutils_py.data import SequenceWindows, SeriesArray
 from fluxutils_py.errors import DataError, ShapeError, SpecError, warn
 from fluxutils_py.estimator.building import build_model, build_optimizer
 from fluxutils_py.estimator.fit_data import FitData, describe_minibatches
-from fluxutils_py.estimator.fitted_parts import SeriesEstimator
+from fluxutils_py.estimator.fitted_parts import BaseSeriesEstimator
 from fluxutils_py.estimator.spec import Settings, Spec, read_spec
 from fluxutils_py.inputs.inputs import feature_counts
 from fluxutils_py.nn.compiling import compile_arguments, compiled
@@ -85,7 +85,7 @@ class FitLoop(Loop):
         data: FitData,
         ranks: RankGroup,
         rng: np.random.Generator,
-        earlier: SeriesEstimator | None = None,
+        earlier: BaseSeriesEstimator | None = None,
     ) -> None:
         settings = data.settings
         spec = data.spec
@@ -109,7 +109,7 @@ class FitLoop(Loop):
             self.history = list(earlier.history_)
             self.step = earlier.fitted_parts_.n_steps
         self._plan(spec)
-        self.estimator: SeriesEstimator | None = None
+        self.estimator: BaseSeriesEstimator | None = None
         self._add_parts(spec)
         if progress is not None and ranks.rank == 0:
             self._attach_progress(progress)
@@ -302,7 +302,7 @@ def _new_model(
         return model, build_optimizer(settings.opt, settings.model, model)
 
 
-def _earlier_model(est: SeriesEstimator, settings: Settings) -> tuple[nn.Module, Optimizer]:
+def _earlier_model(est: BaseSeriesEstimator, settings: Settings) -> tuple[nn.Module, Optimizer]:
     # an estimator loaded with another ``opt``, or without code for it, has no optimizer
     if hasattr(est, "optimizer_"):
         return est.model_, est.optimizer_
@@ -329,7 +329,9 @@ def float_dtype(arrays: tuple[SeriesArray, ...], precision: str = "float32") -> 
     return torch.float32 if names <= SHORT_FLOATS else torch.float64
 
 
-def _scheduler_after(earlier: SeriesEstimator | None, data: FitData, optimizer: Optimizer) -> Any:
+def _scheduler_after(
+    earlier: BaseSeriesEstimator | None, data: FitData, optimizer: Optimizer
+) -> Any:
     """Return the schedule of the earlier fit, or a new one."""
     if earlier is not None:
         if read_spec(data.settings.spec).schedule_follows_length:
@@ -354,7 +356,7 @@ def _new_scheduler(spec: Spec, optimizer: Optimizer) -> Any:
     return scheduler
 
 
-def publish(est: SeriesEstimator, history: list[dict[str, Any]], n_steps: int) -> None:
+def publish(est: BaseSeriesEstimator, history: list[dict[str, Any]], n_steps: int) -> None:
     """Set the losses, history and counts after these epochs."""
     loss = history[-1]["mean_batch_loss"] if history else None
     est.loss_ = math.nan if loss is None else loss

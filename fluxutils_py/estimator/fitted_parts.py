@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
+from sklearn.base import BaseEstimator
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -104,10 +105,10 @@ class FittedParts:
     longest: int = 1
 
 
-# ``Estimator`` imports the functions behind its methods, so these cannot import it.
-class SeriesEstimator(Protocol):
-    """An estimator of this package, as the functions behind its methods see it."""
+class BaseSeriesEstimator(BaseEstimator):
+    """What the functions behind an estimator's methods need of it: settings, and what fit sets."""
 
+    # declared for type checkers, so that ``hasattr`` tells whether there was a fit
     model_: nn.Module
     optimizer_: Optimizer
     fitted_parts_: FittedParts
@@ -123,11 +124,14 @@ class SeriesEstimator(Protocol):
     classes_: np.ndarray
 
     def resolved_params(self) -> Settings:
-        """Return the constructor's arguments, with defaults in place of None."""
-        ...
+        """Return the constructor's arguments, with defaults in place of None.
+
+        Internal, as is ``fitted_parts_``: both may change without notice.
+        """
+        return Settings.from_estimator(self)
 
 
-def input_schema(est: SeriesEstimator, settings: Settings, parts: FittedParts | None) -> Schema:
+def input_schema(est: BaseSeriesEstimator, settings: Settings, parts: FittedParts | None) -> Schema:
     """Return the requirements on inputs; ``parts`` are those of the fit that they follow."""
     name = type(est).__name__
     if parts is None:

@@ -37,7 +37,7 @@ from fluxutils_py.estimator.fit_warnings import (
     watch_scales,
     watch_targets,
 )
-from fluxutils_py.estimator.fitted_parts import FittedParts, SeriesEstimator, input_schema
+from fluxutils_py.estimator.fitted_parts import BaseSeriesEstimator, FittedParts, input_schema
 from fluxutils_py.estimator.resuming import restore_newest, saved_minibatch_size, with_checkpoints
 from fluxutils_py.estimator.same_fit import (
     collective_settings,
@@ -67,7 +67,7 @@ VALIDATION_FRACTION = 0.1  # that early stopping holds out
 
 @dataclass(frozen=True)
 class BegunFit:
-    """A fit whose data have been read.
+    """A fit whose data have been read, and that can be trained.
 
     Attributes
     ----------
@@ -91,14 +91,14 @@ class BegunFit:
         Begins the task of scikit-learn's callbacks, and returns what ends it.
     """
 
-    est: SeriesEstimator
+    est: BaseSeriesEstimator
     settings: Settings
     data: ReadData
     ranks: RankGroup
     rng: np.random.Generator
     seed: int
     saved: Mapping[str, Any] | None
-    earlier: SeriesEstimator | None
+    earlier: BaseSeriesEstimator | None
     epochs: int | None
     is_first: bool
     task: Callable[..., Callable[[], None]] | None
@@ -113,10 +113,57 @@ class BegunFit:
             split = data.split(VALIDATION_FRACTION, self.seed)
         return data.cut(settings, spec, batchsize, split)
 
+    def train(self, loop: FitLoop) -> None:
+        """Train, and keep the attributes of the estimator up to date: run the epochs that are left,
+        after those of a checkpoint.
+
+        The estimator does not change before training begins. A later error restores it if no update
+        was made, or, unless it is an interrupt, if this fit replaces an earlier one.
+        """
+        est = self.est
+        ranks = self.ranks
+        # now, when a model exists that tells what it sees; the first fit has said it
+        if ranks.rank == 0 and not loop.resume:
+            _warn_about(loop, is_first=self.is_first)
+        if not ranks.is_single:
+            require_same_fit(loop)
+        end_task = None
+        if self.task is not None:
+            fitted = partial(_fitted_now, est, alone=not ranks.is_single)
+            end_task = self.task(n_epochs=loop.epochs, fitted=fitted)
+        callbacks = as_callbacks(loop.data.settings.callbacks)
+        if vars(est).get(ATTRIBUTE):
+            callbacks = [*callbacks, *hooks_of(est)]
+        has_checkpoints = has_checkpointers(callbacks)
+        # a partial_fit may be of data unlike those before
+        target_sums = watch_targets(loop) if self.data.is_fit else []
+        with _restoring(est, loop):
+            loop.estimator = est
+            loop.shared_data = {
+                "estimator": est,
+                "model": loop.model,
+                "optimizer": loop.optimizer,
+            }
+            if has_checkpoints:
+                callbacks = with_checkpoints(callbacks, loop, est)
+            for callback in callbacks:
+                loop.hooks.attach(callback)
+            begin_attributes(est, loop)
+            with loop.surroundings():
+                continues = loop.resume
+                if has_checkpoints:
+                    continues |= _restore(est, loop, callbacks)
+                if not continues:
+                    loop.prepare()
+                loop.run_epochs(loop.passes, loop.epochs)
+        if end_task is not None:
+            end_task()
+        warn_nothing_learnt(loop, target_sums)
+
 
 @contextmanager
 def begun_fit(
-    est: SeriesEstimator,
+    est: BaseSeriesEstimator,
     x: object,
     y: object,
     sample_weight: object = None,
@@ -205,7 +252,7 @@ def _randomness(
 
 
 def _task_of(
-    est: SeriesEstimator, x: object, y: object, given: dict[str, object]
+    est: BaseSeriesEstimator, x: object, y: object, given: dict[str, object]
 ) -> Callable[..., Callable[[], None]] | None:
     """Return what begins the task of scikit-learn's callbacks; None without any."""
     if not vars(est).get(ATTRIBUTE):
@@ -214,69 +261,12 @@ def _task_of(
     return partial(begin_fit, est, x, y, metadata)
 
 
-def run_fit(est: SeriesEstimator, *series: Any, groups: object = None, **call: Any) -> None:
-    """Fit an estimator; the arguments are those of :func:`begun_fit`."""
-    if groups is not None:
-        raise no_groups()
-    with begun_fit(est, *series, **call) as begun:
-        data = begun.cut(begun.settings)
-        train(begun, FitLoop(data, begun.ranks, begun.rng, begun.earlier))
-
-
 def no_groups() -> DataError:
     """Return the error for ``groups`` where no penalty is chosen."""
     return DataError(
         "groups are left out together when the penalty of a closed form is chosen, and this "
         "model has none: leave groups out, or set cell='kernels' or 'linear'"
     )
-
-
-def train(begun: BegunFit, loop: FitLoop) -> None:
-    """Train, and keep the attributes of the estimator up to date: run the epochs that are left,
-    after those of a checkpoint.
-
-    The estimator does not change before training begins. A later error restores it if no update was
-    made, or, unless it is an interrupt, if this fit replaces an earlier one.
-    """
-    est = begun.est
-    ranks = begun.ranks
-    # now, when a model exists that tells what it sees; the first fit has said it
-    if ranks.rank == 0 and not loop.resume:
-        _warn_about(loop, is_first=begun.is_first)
-    if not ranks.is_single:
-        require_same_fit(loop)
-    end_task = None
-    if begun.task is not None:
-        fitted = partial(_fitted_now, est, alone=not ranks.is_single)
-        end_task = begun.task(n_epochs=loop.epochs, fitted=fitted)
-    callbacks = as_callbacks(loop.data.settings.callbacks)
-    if vars(est).get(ATTRIBUTE):
-        callbacks = [*callbacks, *hooks_of(est)]
-    has_checkpoints = has_checkpointers(callbacks)
-    # a partial_fit may be of data unlike those before
-    target_sums = watch_targets(loop) if begun.data.is_fit else []
-    with _restoring(est, loop):
-        loop.estimator = est
-        loop.shared_data = {
-            "estimator": est,
-            "model": loop.model,
-            "optimizer": loop.optimizer,
-        }
-        if has_checkpoints:
-            callbacks = with_checkpoints(callbacks, loop, est)
-        for callback in callbacks:
-            loop.hooks.attach(callback)
-        begin_attributes(est, loop)
-        with loop.surroundings():
-            continues = loop.resume
-            if has_checkpoints:
-                continues |= _restore(est, loop, callbacks)
-            if not continues:
-                loop.prepare()
-            loop.run_epochs(loop.passes, loop.epochs)
-    if end_task is not None:
-        end_task()
-    warn_nothing_learnt(loop, target_sums)
 
 
 def _warn_about(loop: FitLoop, *, is_first: bool) -> None:
@@ -303,7 +293,7 @@ def has_checkpointers(callbacks: list[Any]) -> bool:
 # -- the estimator --------------------------------------------------------------------------------
 
 
-def begin_attributes(est: SeriesEstimator, loop: FitLoop) -> None:
+def begin_attributes(est: BaseSeriesEstimator, loop: FitLoop) -> None:
     """Set the model, and the attributes that depend on the data."""
     data = loop.data
     inputs = data.inputs
@@ -332,7 +322,7 @@ def begin_attributes(est: SeriesEstimator, loop: FitLoop) -> None:
         return
     est.n_features_in_ = inputs.columns
     est.n_outputs_ = data.n_outputs
-    vars(est).pop("feature_names_in_", None)  # of an earlier fit, on named features
+    est.__dict__.pop("feature_names_in_", None)  # of an earlier fit, on named features
     if inputs.names is not None:
         est.feature_names_in_ = inputs.names
     if codec.classes is not None:
@@ -342,7 +332,7 @@ def begin_attributes(est: SeriesEstimator, loop: FitLoop) -> None:
     publish(est, [], 0)
 
 
-def _restore(est: SeriesEstimator, loop: FitLoop, callbacks: list[Any]) -> bool:
+def _restore(est: BaseSeriesEstimator, loop: FitLoop, callbacks: list[Any]) -> bool:
     """Restore the newest checkpoint, if there is one, and say where the fit goes on."""
     if loop.resume or not restore_newest(callbacks, loop.ranks):
         return False
@@ -362,7 +352,7 @@ def _restore(est: SeriesEstimator, loop: FitLoop, callbacks: list[Any]) -> bool:
 
 
 @contextmanager
-def _restoring(est: SeriesEstimator, loop: FitLoop) -> Iterator[None]:
+def _restoring(est: BaseSeriesEstimator, loop: FitLoop) -> Iterator[None]:
     """Restore the estimator after an error if there was no update, or, unless it is an interrupt,
     if this fit replaces another.
 
@@ -381,8 +371,8 @@ def _restoring(est: SeriesEstimator, loop: FitLoop) -> Iterator[None]:
         step.n_updates = ranks.resynchronize(loop.model, loop.optimizer, step.n_updates)
         replaces = "model_" in attributes and not loop.resume
         if step.n_updates == 0 or (replaces and not ranks.is_interrupt(error)):
-            vars(est).clear()
-            vars(est).update(attributes)
+            est.__dict__.clear()
+            est.__dict__.update(attributes)
             for buffer, value in zip(loop.model.buffers(), buffers, strict=True):
                 buffer.copy_(value)
             groups = loop.optimizer.param_groups
@@ -400,7 +390,7 @@ def _restoring(est: SeriesEstimator, loop: FitLoop) -> Iterator[None]:
             make_generator(loop.data.settings.random_state)
 
 
-def _fitted_now(est: SeriesEstimator, alone: bool) -> dict[str, Any]:
+def _fitted_now(est: BaseSeriesEstimator, alone: bool) -> dict[str, Any]:
     """Return copies of what a fit goes on to change; ``alone`` for a copy that predicts on its rank
     alone.
     """
@@ -421,7 +411,7 @@ def _fitted_now(est: SeriesEstimator, alone: bool) -> dict[str, Any]:
 
 
 def run_evaluate(
-    est: SeriesEstimator,
+    est: BaseSeriesEstimator,
     x: object,
     y: object,
     sample_weight: object = None,

@@ -13,7 +13,7 @@ from torch import nn
 
 from fluxutils_py.errors import ExportError, ShapeError
 from fluxutils_py.estimator.c_export import HeaderSettings, header_of, n_features_of
-from fluxutils_py.estimator.fitted_parts import SeriesEstimator
+from fluxutils_py.estimator.fitted_parts import BaseSeriesEstimator
 from fluxutils_py.estimator.spec import read_spec
 from fluxutils_py.estimator.streams.streaming import ModelParts, stream, unwrap
 from fluxutils_py.exporting.compiled_header import is_header, run_header
@@ -416,7 +416,7 @@ def _from_first_inputs(xs: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
     return tuple(a[:, :, begin:] for a in xs)
 
 
-def _default_tolerance(est: SeriesEstimator) -> float:
+def _default_tolerance(est: BaseSeriesEstimator) -> float:
     """Return the largest difference that rounding explains: a file computes in float32."""
     precision = read_spec(est.resolved_params().spec).precision
     return 1e-5 if precision == "float32" else 0.05
@@ -586,7 +586,7 @@ def _compare_labels(
 
 
 def _graph(
-    est: SeriesEstimator, transformers: list[tuple[str, Any]], of_targets: list[Any]
+    est: BaseSeriesEstimator, transformers: list[tuple[str, Any]], of_targets: list[Any]
 ) -> Graph:
     dtype = next(iter(est.model_.parameters()), torch.empty(0)).dtype
     samples = _sample_windows(est, dtype)
@@ -613,7 +613,7 @@ def _graph(
     return Graph(inputs, before[:split], steps, after, gaps=None if with_state else gaps)
 
 
-def _sample_windows(est: SeriesEstimator, dtype: torch.dtype) -> list[torch.Tensor]:
+def _sample_windows(est: BaseSeriesEstimator, dtype: torch.dtype) -> list[torch.Tensor]:
     """Return windows (4, 2, F) to trace the model with."""
     layout = est.fitted_parts_.layout
     features = layout.features if isinstance(layout.features, tuple) else (layout.features,)
@@ -628,7 +628,7 @@ def _sample_windows(est: SeriesEstimator, dtype: torch.dtype) -> list[torch.Tens
 
 
 def _modules_after(
-    est: SeriesEstimator, of_targets: list[Any], dtype: torch.dtype
+    est: BaseSeriesEstimator, of_targets: list[Any], dtype: torch.dtype
 ) -> list[nn.Module]:
     """Return what turns outputs of the model into predictions in the units of the targets."""
     # in this order: transformers of targets come outside of the estimator's own decoding
@@ -670,7 +670,7 @@ def _is_free_name(name: object) -> bool:
     return isinstance(name, str) and bool(name) and not name.startswith(("state.", "next_state."))
 
 
-def _metadata(model: object, est: SeriesEstimator) -> dict[str, Any]:
+def _metadata(model: object, est: BaseSeriesEstimator) -> dict[str, Any]:
     parts = est.fitted_parts_
     scale = parts.codec.scale
     classes = parts.codec.classes

@@ -15,7 +15,7 @@ from fluxutils_py.data.parts import array_split_slice
 from fluxutils_py.data.ragged import RaggedArray, as_ragged
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, RankError, ShapeError
-from fluxutils_py.estimator.fitted_parts import SeriesEstimator, input_schema
+from fluxutils_py.estimator.fitted_parts import BaseSeriesEstimator, input_schema
 from fluxutils_py.estimator.gathering import gather_parts, gather_rows, memmap_location
 from fluxutils_py.estimator.same_fit import require_same_inputs
 from fluxutils_py.estimator.spec import Spec, read_spec
@@ -33,7 +33,7 @@ Outputs = list[tuple[int, np.dtype]]  # number of features and type of each
 
 
 def run_predict(
-    est: SeriesEstimator,
+    est: BaseSeriesEstimator,
     method: str,
     x: object,
     out: object,

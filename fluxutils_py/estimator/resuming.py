@@ -16,7 +16,7 @@ from fluxutils_py.estimator.fingerprint import (
 )
 from fluxutils_py.estimator.fit_data import minibatch_size
 from fluxutils_py.estimator.fit_loop import FitLoop
-from fluxutils_py.estimator.fitted_parts import SeriesEstimator
+from fluxutils_py.estimator.fitted_parts import BaseSeriesEstimator
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.training import Checkpointer
 from fluxutils_py.training.generator_state import RandomGenerators
@@ -24,7 +24,7 @@ from fluxutils_py.training.generator_state import RandomGenerators
 SERIES_OF_RANKS = (SHARDS.format(""), SHARDS.format("validation "))
 
 
-def with_checkpoints(callbacks: list[Any], loop: FitLoop, est: SeriesEstimator) -> list[Any]:
+def with_checkpoints(callbacks: list[Any], loop: FitLoop, est: BaseSeriesEstimator) -> list[Any]:
     """Return the callbacks, with each :class:`Checkpointer` replaced by one that tracks the whole
     fit.
     """
@@ -76,7 +76,7 @@ class _Fit:
     epoch.
     """
 
-    def __init__(self, loop: FitLoop, est: SeriesEstimator) -> None:
+    def __init__(self, loop: FitLoop, est: BaseSeriesEstimator) -> None:
         self.est = est
         self.loop = loop
         self.device = loop.windows.device

@@ -12,7 +12,7 @@ from fluxutils_py.data import SampleWeight, SeriesArray
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.estimator.fit_data import target_schema
-from fluxutils_py.estimator.fitted_parts import SeriesEstimator, input_schema
+from fluxutils_py.estimator.fitted_parts import BaseSeriesEstimator, input_schema
 from fluxutils_py.estimator.fitting import run_evaluate
 from fluxutils_py.estimator.predicting import BlockPredictor
 from fluxutils_py.estimator.spec import Settings, read_spec
@@ -26,7 +26,7 @@ from fluxutils_py.training.predictor import Prediction
 
 
 def run_score(
-    est: SeriesEstimator,
+    est: BaseSeriesEstimator,
     x: object,
     y: object,
     sample_weight: object = None,

@@ -107,7 +107,7 @@ class EstimatorClassifier(ClassifierMixin, Estimator):
         hold all of them.
         """
         series = (x, y, sample_weight, lengths, starts, sharded)
-        self._fitting()(self, *series, epochs=1, classes=classes, resume=True)
+        self._fitting()(*series, epochs=1, classes=classes, resume=True)
         return self
 
     predict_proba = _output_method(

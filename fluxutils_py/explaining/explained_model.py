@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fluxutils_py.data import SequenceWindows, SeriesArray
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, ShapeError
-from fluxutils_py.estimator.fitted_parts import SeriesEstimator, input_schema
+from fluxutils_py.estimator.fitted_parts import BaseSeriesEstimator, input_schema
 from fluxutils_py.estimator.spec import Spec, read_spec
 from fluxutils_py.estimator.streams.streaming import unwrap
 from fluxutils_py.inputs.inputs import Inputs, read_inputs
@@ -45,7 +45,7 @@ class ExplainedModel:
         "inputs", or what reaches the model, if that is something else.
     """
 
-    est: SeriesEstimator
+    est: BaseSeriesEstimator
     spec: Spec
     inputs: Inputs
     transformers: list[tuple[str, Any]]

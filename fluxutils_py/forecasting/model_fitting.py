@@ -19,7 +19,8 @@ from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, RankError, SpecError, warn
 from fluxutils_py.estimator import Estimator, Spec
 from fluxutils_py.estimator.building import build_model
-from fluxutils_py.estimator.fitting import run_fit
+from fluxutils_py.estimator.fit_loop import FitLoop
+from fluxutils_py.estimator.fitting import begun_fit
 from fluxutils_py.forecasting.calibration import HeldOutEnd, learn_correction, walk_held_out_end
 from fluxutils_py.forecasting.channels import Channels, fit_covariates
 from fluxutils_py.forecasting.feature_choice import (
@@ -350,7 +351,8 @@ def fit_models(
     # not est.fit, which warns of few updates: their number is chosen here
     # a mask of no step would only cost time
     same_length = fitted.network == SEGMENTS or (lengths == lengths[0]).all()
-    run_fit(est, x, y, lengths=None if same_length else lengths)
+    with begun_fit(est, x, y, lengths=None if same_length else lengths) as fit:
+        fit.train(FitLoop(fit.cut(fit.settings), fit.ranks, fit.rng))
     for member in est.model_.members:
         # no series has targets so far ahead
         member.forget_steps(int(lengths.max()) - 1)

@@ -13,7 +13,6 @@ from torch import nn
 
 from fluxutils_py import Estimator, Spec, net2vec, seqloss
 from fluxutils_py.estimator import fitting
-from fluxutils_py.estimator.fitting import run_fit
 from tests.plain_networks import plain_regressor
 
 from .conftest import B, N, S, T, difference, flat, make_task
@@ -265,7 +264,7 @@ def test_early_stopping_holds_out_the_last_steps_of_one_series_that_begins_late(
     est = plain_regressor(epochs=1, rebatch=False, early_stopping=True, scale_target=False)
     settings = replace(est.resolved_params(), loss=loss, model=lambda: model())
     est.resolved_params = lambda: settings
-    est._run_fit = run_fit  # nothing is chosen
+    est._fit = partial(Estimator._fit, est)  # nothing is chosen
     y = np.where((np.arange(T) >= 5) & (np.arange(T) < 35), task.y, np.nan)
     est.fit(np.where(np.isnan(y[:1]), np.nan, task.x), y, starts=[5], lengths=[30])
     # of 30 steps, a quarter is held out

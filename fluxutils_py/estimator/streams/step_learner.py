@@ -16,7 +16,7 @@ from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.sequence_windows import WindowIndex
 from fluxutils_py.errors import DataError, LoadError, SpecError
 from fluxutils_py.estimator.building import build_optimizer, rebind, require_gradients
-from fluxutils_py.estimator.fitted_parts import SeriesEstimator
+from fluxutils_py.estimator.fitted_parts import BaseSeriesEstimator
 from fluxutils_py.estimator.spec import read_spec
 from fluxutils_py.nn.closed_form_model import is_closed_form
 from fluxutils_py.nn.copying import deep_copy
@@ -67,7 +67,7 @@ class StepLearner:
         The copy.
     """
 
-    def __init__(self, est: SeriesEstimator, n_series: int, learning: Learning) -> None:
+    def __init__(self, est: BaseSeriesEstimator, n_series: int, learning: Learning) -> None:
         require_gradients("stream(learn=...)")
         settings = est.resolved_params()
         spec = read_spec(settings.spec)
@@ -272,7 +272,7 @@ def _as_array(tensor: Tensor | None) -> Any:
     return None if tensor is None else tensor.cpu().numpy()
 
 
-def _new_optimizer(est: SeriesEstimator, model: nn.Module, rate: float | None) -> Optimizer:
+def _new_optimizer(est: BaseSeriesEstimator, model: nn.Module, rate: float | None) -> Optimizer:
     """Return an optimizer like that of the fit for a copy of its model, without its memory: that is
     of gradients of minibatches.
     """

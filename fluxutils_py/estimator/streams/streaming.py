@@ -16,7 +16,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from fluxutils_py.errors import DataError, ShapeError, SpecError
-from fluxutils_py.estimator.fitted_parts import SeriesEstimator
+from fluxutils_py.estimator.fitted_parts import BaseSeriesEstimator
 from fluxutils_py.estimator.spec import read_spec
 from fluxutils_py.estimator.streams.step_chain import output_form, scaler_of
 from fluxutils_py.estimator.streams.step_learner import Learning, StepLearner
@@ -220,7 +220,7 @@ class EstimatorStream:
     @undisturbed()
     def __init__(
         self,
-        est: SeriesEstimator,
+        est: BaseSeriesEstimator,
         n_series: int = 1,
         state: Sequence[Tensor] | None = None,
         method: str = "predict",
@@ -605,7 +605,7 @@ def _continued(transformer: Any, name: str, n_series: int, state: Sequence[Tenso
         ) from None
 
 
-def _find_decoder(est: SeriesEstimator, method: str) -> Transform:
+def _find_decoder(est: BaseSeriesEstimator, method: str) -> Transform:
     decoders = est.fitted_parts_.codec.decoders()
     if method not in decoders:
         raise ValueError(
