@@ -24,7 +24,7 @@ from fluxutils_py.estimator.predicting import run_predict
 from fluxutils_py.estimator.scoring import run_score
 from fluxutils_py.estimator.spec import explains_arguments
 from fluxutils_py.estimator.streams.streaming import EstimatorStream
-from fluxutils_py.estimator.streams.watched_stream import Watch, watched_stream
+from fluxutils_py.estimator.streams.watched_stream import StreamOptions, watched_stream
 from fluxutils_py.nn.parameters import Freeze
 from fluxutils_py.parallel import get_communicator
 from fluxutils_py.sklearn_callbacks import ATTRIBUTE, CallbackSupport, within_callbacks
@@ -474,12 +474,13 @@ class Estimator(CallbackSupport, NestedParamsMixin, BaseSeriesEstimator):
         begins without memory, its rates stay, and every target is an update, whatever
         ``accumulate`` is. Weights of classes do not count. The state holds all of this.
         """
-        watch = Watch(interval, alarm, calibration, learn, freeze, delay)
-        plain = partial(EstimatorStream, self, n_series, method=method, learning=watch.learning)
-        if watch.is_off:
+        options = StreamOptions(interval, alarm, calibration, learn, freeze, delay)
+        plain = partial(EstimatorStream, self, n_series, method=method, learning=options.learning)
+        options.check()
+        if options.is_plain:
             return plain(state)
         check_is_fitted(self, "model_")
-        return watched_stream(plain, self, self, n_series, state, watch)
+        return watched_stream(plain, self, self, n_series, state, options)
 
     def score(
         self,

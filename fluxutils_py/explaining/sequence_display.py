@@ -21,7 +21,7 @@ BLUE, VERMILION, GREY = "#0072B2", "#D55E00", "0.4"
 
 @dataclass(kw_only=True, eq=False, repr=False)
 class SequencePredictionDisplay:
-    """Truth, prediction and band of some series, with the residuals below each. Needs matplotlib.
+    """Targets, predictions and band of some series, with residuals below each. Needs matplotlib.
 
     Create it with :meth:`from_estimator`.
 

@@ -20,7 +20,7 @@ from fluxutils_py.estimator.fitted_parts import BaseSeriesEstimator
 from fluxutils_py.estimator.spec import read_spec
 from fluxutils_py.estimator.streams.step_chain import output_form, scaler_of
 from fluxutils_py.estimator.streams.step_learner import Learning, StepLearner
-from fluxutils_py.estimator.streams.watched_stream import Watch, watched_stream
+from fluxutils_py.estimator.streams.watched_stream import StreamOptions, watched_stream
 from fluxutils_py.inputs.single_steps import read_step, series_indices
 from fluxutils_py.inputs.target_codec import Transform
 from fluxutils_py.nn.kernels.recurrence import TYPES
@@ -112,8 +112,8 @@ def stream(
             "this package, pipelines of transformers and one of them, and searches for these"
         )
 
-    watch = Watch(interval, alarm, calibration, learn, freeze, delay)
-    learning = watch.learning
+    options = StreamOptions(interval, alarm, calibration, learn, freeze, delay)
+    learning = options.learning
     if learning is not None and parts.of_targets:
         raise SpecError(
             "learn: targets come in the units of the stream, and a TransformedTargetRegressor "
@@ -133,7 +133,8 @@ def stream(
         live.transforms.extend(partial(_undo, _without_names(t)) for t in parts.of_targets)
         return live
 
-    if watch.is_off:
+    options.check()
+    if options.is_plain:
         return plain(state)
     check_is_fitted(parts.estimator, "model_")
     return watched_stream(
@@ -142,7 +143,7 @@ def stream(
         parts.estimator,
         n_series,
         state,
-        watch,
+        options,
         is_in_units=not parts.of_targets,
     )
 

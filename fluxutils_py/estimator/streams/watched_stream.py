@@ -28,8 +28,8 @@ N_OWN = 4  # tensors behind those of the model in a state
 Ends = tuple[np.ndarray, np.ndarray]
 
 
-class Watch(NamedTuple):
-    """What a stream is asked to know besides its predictions; see ``Estimator.stream``."""
+class StreamOptions(NamedTuple):
+    """Options of a stream; see ``Estimator.stream``."""
 
     interval: float | None = None
     alarm: bool | int = False
@@ -38,18 +38,19 @@ class Watch(NamedTuple):
     freeze: Freeze = None
     delay: int | None = None
 
-    @property
-    def is_off(self) -> bool:
-        """Whether this is a plain stream."""
+    def check(self) -> None:
+        """Raise SpecError for options without the one that they are for."""
         if not self.compares and self.calibration is not None:
             raise SpecError("calibration is for streams with interval=0.9 or alarm=True")
         if self.learn is False and self.freeze is not None:
             raise SpecError("freeze is for streams with learn=True")
-        if self.compares or self.learn is not False:
-            return False
-        if self.delay is not None:
+        if self.is_plain and self.delay is not None:
             raise SpecError("delay is for streams with learn=True, interval=0.9 or alarm=True")
-        return True
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the stream only predicts."""
+        return not self.compares and self.learn is False
 
     @property
     def compares(self) -> bool:
@@ -94,7 +95,7 @@ def watched_stream(
     estimator: Any,
     n_series: int,
     state: Sequence[Tensor] | None,
-    watch: Watch,
+    options: StreamOptions,
     *,
     is_in_units: bool = True,
 ) -> WatchedStream:
@@ -109,11 +110,11 @@ def watched_stream(
     n_series : int
     state : list of Tensor, optional
         Of such a stream, or of the model alone.
-    watch : Watch
+    options : StreamOptions
     is_in_units : bool
         Whether the estimator predicts in the units of the stream.
     """
-    n_outputs = _count_outputs(estimator, watch)
+    n_outputs = _count_outputs(estimator, options)
     live = plain(None)
     n_of_model = len(live.state)
     given = None if state is None else list(state)
@@ -124,20 +125,20 @@ def watched_stream(
     if given is not None:
         live = plain(given)
     classes = estimator.fitted_parts_.codec.classes
-    watched = WatchedStream(live, (n_outputs, n_series), watch, classes)
+    watched = WatchedStream(live, (n_outputs, n_series), options, classes)
     if own is not None:
         watched.load(own)
         return watched
     calibration = None
-    if watch.calibration is not None:
-        calibration = _errors_on(model, watch.calibration)
+    if options.calibration is not None:
+        calibration = _errors_on(model, options.calibration)
     elif is_in_units:
         calibration = estimator.fitted_parts_.calibration
     watched.calibrate(calibration)
     return watched
 
 
-def _count_outputs(estimator: Any, watch: Watch) -> int:
+def _count_outputs(estimator: Any, options: StreamOptions) -> int:
     """Return how many numbers the target of a step has for each series.
 
     Raises
@@ -148,7 +149,7 @@ def _count_outputs(estimator: Any, watch: Watch) -> int:
     codec = estimator.fitted_parts_.codec
     name = type(estimator).__name__
     n_outputs = estimator.n_outputs_
-    asked = "interval and alarm" if watch.compares else "learn"
+    asked = "interval and alarm" if options.compares else "learn"
     if codec.per_series:
         raise SpecError(
             f"{asked}: a stream gets a target at each step, but this estimator was fitted on one "
@@ -161,7 +162,7 @@ def _count_outputs(estimator: Any, watch: Watch) -> int:
         )
     if codec.classes is None:
         return int(n_outputs)
-    if watch.compares:
+    if options.compares:
         raise SpecError(
             f"interval and alarm are for streams of numbers; this {name} predicts labels"
         )
@@ -202,7 +203,7 @@ class WatchedStream:
     live : EstimatorStream or PipelineStream
     shape : (G, N)
         Of the target of a step.
-    watch : Watch
+    options : StreamOptions
     classes : ndarray, optional
         Those of which the targets are labels.
 
@@ -229,21 +230,21 @@ class WatchedStream:
         self,
         live: Any,
         shape: tuple[int, int],
-        watch: Watch,
+        options: StreamOptions,
         classes: np.ndarray | None = None,
     ) -> None:
         self._live = live
         self._shape = shape
         self._encode = None if classes is None else LabelEncoder(classes)
-        self._compares = watch.compares
-        self._learns = watch.learning is not None
-        self._most_pending = watch.most_pending
+        self._compares = options.compares
+        self._learns = options.learning is not None
+        self._most_pending = options.most_pending
         self.n_series = live.n_series
         self._interval: AdaptiveInterval | None = None
-        if watch.interval is not None:
-            self._interval = AdaptiveInterval(check_level("interval", watch.interval), shape)
-        self._has_alarm = watch.alarm is not False
-        self._memory = watch.memory
+        if options.interval is not None:
+            self._interval = AdaptiveInterval(check_level("interval", options.interval), shape)
+        self._has_alarm = options.alarm is not False
+        self._memory = options.memory
         self._residuals: ResidualModel | None = None
         # predictions that wait for their target, where it is compared with them, with the distances
         # to both ends

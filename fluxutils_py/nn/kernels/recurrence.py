@@ -91,7 +91,7 @@ RELU_RNN = Cell(3, 1, 1, 1)
 
 
 class Call(NamedTuple):
-    """What a recurrence is besides its tensors."""
+    """Static arguments of a recurrence kernel."""
 
     library: Library
     cell: Cell
