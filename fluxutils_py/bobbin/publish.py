@@ -101,7 +101,7 @@ class PublishTrainingProgress:
             numbers |= step_numbers(step_info)
         for tag, number in numbers.items():
             self.writer.scalar(tag, number, loop.step)
-        collector = active_collector()
+        collector = active_collector.get()
         if collector is not None and loop.model is not None:
             publish_train_intermediates(self.writer, collector.take(loop.model), loop.step)
 
@@ -109,7 +109,7 @@ class PublishTrainingProgress:
         """Begin a run; the speed does not include the time since an earlier run."""
         self._last = None
         # a collector that the caller has opened is left to the caller
-        if is_main_process(loop) and active_collector() is None:
+        if is_main_process(loop) and active_collector.get() is None:
             self._collecting.enter_context(collected_summaries())
 
     def on_step(self, loop: Loop) -> None:

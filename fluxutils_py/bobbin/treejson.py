@@ -98,14 +98,7 @@ def parse_pytree_json(text: str | bytes, template: object = None) -> Any:
     """
     try:
         decoded = _decode(json.loads(text))
-    except (
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:
+    except Exception as error:  # of many kinds, from JSON to a dtype that is none
         raise LoadError(f"malformed: {error}") from error
     return _fit_template(decoded, template, "")
 

@@ -221,14 +221,14 @@ class ThreadedSummaryWriter(NullSummaryWriter):
 
     def flush(self) -> None:
         self._thread.submit(self._run, self.base_writer.flush).result()
-        error = self._error
-        self._error = None
-        if error is not None:
-            raise error
+        self._raise_error()
 
     def close(self) -> None:
         self._thread.shutdown()  # after its queue
         self.base_writer.close()
+        self._raise_error()
+
+    def _raise_error(self) -> None:
         error = self._error
         self._error = None
         if error is not None:
