@@ -33,7 +33,6 @@ from fluxutils_py.training.minibatch import (
     begins_series,
     detached,
     require_parts,
-    require_same_arity,
 )
 from fluxutils_py.training.resharding import state_of_rank
 from fluxutils_py.training.step_info import BatchLoss, StepInfo
@@ -157,9 +156,9 @@ class Trainer(BatchStep):
         names = {"batch_loss": "loss+", "ema_loss": "~loss+", "ema_loss_fn": "~loss"}
         self.train_metrics = self._with_losses(names, train_metrics)
         self.eval_metrics = self._with_losses({"loss": "#loss+", "loss_fn": "#loss"}, eval_metrics)
-        self._executors: dict[tuple[Any, Mode], Executor] = {}
+        # by kind and mode, with the numbers of inputs and labels of the first batch
+        self._executors: dict[tuple[str, Mode], tuple[Executor, tuple[int, int]]] = {}
         self._on_exec_creation: list[Callable[[Executor, Mode], Any]] = []
-        self._arity: dict[tuple[Any, Mode], tuple[int, int]] = {}
         self._updates: dict[str, Callable[[nn.Module], Any]] = {}
         reduction = "sum" if getattr(loss_fn, "reduction", None) == "sum" else "mean"
         # metrics need the loss: it is not deferred
@@ -250,7 +249,7 @@ class Trainer(BatchStep):
         return BatchLoss(loss, n)
 
     def compute_again(self, batch: Minibatch) -> None:
-        self._call_model(batch.kind, self._check_batch(batch, Mode.TRAIN).inputs)
+        self._call_model(batch.kind, self._on_device(batch).inputs)
 
     def reset_train_metrics(self) -> None:
         """Reset the training metrics."""
@@ -315,9 +314,10 @@ class Trainer(BatchStep):
         """Return the loss of a batch and its number of data; update the metrics, of which the first
         is that of ``loss_fn``.
         """
-        batch = self._check_batch(batch, mode)
+        executor = self._executor(batch, mode)
+        batch = self._on_device(batch)
         with collected_losses():
-            prediction = tree_map(as_float32, self._executor(batch.kind, mode)(batch.inputs))
+            prediction = tree_map(as_float32, executor(batch.inputs))
             added = get_losses()
         n = n_elements(prediction, batch.weight)
         if self.loss_fn is None:
@@ -354,12 +354,15 @@ class Trainer(BatchStep):
             else:
                 metric.update(prediction, target, weight=n if weight is None else weight)
 
-    def _executor(self, kind: object, mode: Mode) -> Executor:
-        """Return the function that calls the model for a kind of batch.
+    def _executor(self, batch: Minibatch, mode: Mode) -> Executor:
+        """Return the function that calls the model for a kind of batch, after checking the batch.
 
         There is one per kind and mode.
         """
-        key = kind_key(kind), mode
+        require_parts(batch)
+        kind = batch.kind
+        key = repr(kind), mode  # which a kind has that is not hashable
+        sizes = len(batch.inputs), len(batch.labels)
         if key not in self._executors:
             if len(self._executors) >= self.max_kinds:
                 raise RuntimeError(
@@ -367,10 +370,16 @@ class Trainer(BatchStep):
                     f"max_kinds={self.max_kinds}: a kind stands for many batches, not for one; use "
                     "fewer, or raise max_kinds"
                 )
-            executor = self._executors[key] = partial(self._call_model, kind)
+            self._executors[key] = partial(self._call_model, kind), sizes
             for handler in self._on_exec_creation:
-                handler(executor, mode)
-        return self._executors[key]
+                handler(self._executors[key][0], mode)
+        executor, (n_inputs, n_labels) = self._executors[key]
+        if sizes != (n_inputs, n_labels):
+            raise ValueError(
+                f"kind {kind!r} came with {n_inputs} inputs and {n_labels} labels before, now with "
+                f"{sizes[0]} and {sizes[1]}; give batches of another kind another name"
+            )
+        return executor
 
     def _call_model(self, kind: object, inputs: tuple[Any, ...]) -> Any:
         arguments = (kind, *inputs) if self.takes_kind else inputs
@@ -379,12 +388,7 @@ class Trainer(BatchStep):
             return prediction[0]
         return prediction
 
-    def _check_batch(self, batch: Minibatch, mode: Mode) -> Minibatch:
-        """Check a batch against its kind, and move it to the device of the model."""
-        require_parts(batch)
-        sizes = len(batch.inputs), len(batch.labels)
-        key = kind_key(batch.kind), mode
-        require_same_arity(batch, sizes, self._arity.setdefault(key, sizes))
+    def _on_device(self, batch: Minibatch) -> Minibatch:
         first = next(self.model.parameters(), None)
         # batches of datasets are in main memory already, and moving one costs time
         return batch if first is None or first.device.type == "cpu" else batch.to(first.device)
@@ -416,12 +420,3 @@ class Trainer(BatchStep):
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
         super().load_state_dict(state)
-
-
-def kind_key(kind: object) -> object:
-    """Return a hashable key for a kind of batch."""
-    try:
-        hash(kind)
-    except TypeError:
-        return repr(kind)
-    return kind
