@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -100,9 +99,6 @@ def igradient(
     def compute(sample: tuple[Any, ...]) -> WithGradient:
         return value_and_gradient(loss(*sample), tensors)
 
-    # with no samples, maskedgrad raises the error
-    block: Any = Threads(len(samples) or 1) if threads is None else nullcontext(threads)
-    with block as running:
-        parts = map_in_threads(compute, samples, running)
+    parts = map_in_threads(compute, samples, threads)
     gradients = maskedgrad([gradient for _, gradient in parts], tau)
     return tree_reduce([value for value, _ in parts], float.__add__) / len(parts), gradients

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -94,9 +93,7 @@ def pgradient(
         return value_and_gradient(value, tensors)
 
     parts = [*zip(samples, shares, strict=True)]
-    block: Any = Threads(len(samples)) if threads is None else nullcontext(threads)
-    with block as running:
-        return sum_gradients(map_in_threads(compute, parts, running))
+    return sum_gradients(map_in_threads(compute, parts, threads))
 
 
 def tgradient(
