@@ -230,7 +230,6 @@ def test_a_dataset_made_of_another_is_named_and_reset_with_it():
         data.reset()
         data.load_state_dict(data.state_dict())
     assert noted.resets == 3
-    assert Take(noted, 1, name="one").name == "one"
 
 
 def test_examples_become_batches_of_any_item():
