@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fluxutils_py.bobbin.summaries import (
     active_collector,
@@ -19,10 +19,8 @@ from fluxutils_py.bobbin.summaries import (
 from fluxutils_py.parallel import get_communicator, is_main_process
 from fluxutils_py.reporting.curve_hook import step_numbers, step_rate
 from fluxutils_py.reporting.tensorboard import as_code
+from fluxutils_py.training.loop import Loop
 from fluxutils_py.tree import summarize_shape, total_dimensionality
-
-if TYPE_CHECKING:
-    from fluxutils_py.training.loop import Loop
 
 logger = logging.getLogger(__name__)
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.training.batch_step import BatchStep
+from fluxutils_py.training.loop import Loop
 from fluxutils_py.training.step_info import StepInfo
 from fluxutils_py.training.train_state import TrainState
-
-if TYPE_CHECKING:
-    from fluxutils_py.training.loop import Loop
 
 Seed = int | torch.Generator
 

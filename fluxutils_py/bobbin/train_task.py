@@ -7,7 +7,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,13 +21,11 @@ from fluxutils_py.nn.states import evaluating, reset
 from fluxutils_py.parallel import RankGroup, is_main_process
 from fluxutils_py.training.batch_step import shard_batch
 from fluxutils_py.training.checkpointer import Checkpointer
+from fluxutils_py.training.loop import Loop
 from fluxutils_py.training.make_optimizer import make_optimizer
 from fluxutils_py.training.step_info import StepInfo
 from fluxutils_py.training.train_state import TrainState, set_vars
 from fluxutils_py.tree import as_tensor, named_leaves, tree_map
-
-if TYPE_CHECKING:
-    from fluxutils_py.training.loop import Loop
 
 Action = Callable[..., Any]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from fluxutils_py.nn.states import evaluating, reset
 from fluxutils_py.training.added_losses import collected_losses, get_losses
 from fluxutils_py.training.batch_step import BatchStep
 from fluxutils_py.training.dataset import as_dataset
+from fluxutils_py.training.loop import Loop
 from fluxutils_py.training.make_optimizer import begin_schedule, make_scheduler
 from fluxutils_py.training.minibatch import (
     Minibatch,
@@ -37,9 +38,6 @@ from fluxutils_py.training.minibatch import (
 from fluxutils_py.training.resharding import state_of_rank
 from fluxutils_py.training.step_info import BatchLoss, StepInfo
 from fluxutils_py.tree import is_sequence, tree_map
-
-if TYPE_CHECKING:
-    from fluxutils_py.training.loop import Loop
 
 LossFn = Callable[..., Tensor]
 Executor = Callable[[tuple[Any, ...]], Any]  # calls the model with the inputs of a batch
