@@ -291,7 +291,9 @@ class TrainTask(BaseTrainTask):
                 with evaluating(model):  # keep the running means of batch normalisation
                     reset(model)  # a given module may have a state for another batch size
                     example = self.example_args, self.example_kwargs
-                    args, kwargs = tree_map(_array_to_tensor, example)
+                    args, kwargs = tree_map(
+                        lambda v: as_tensor(v) if isinstance(v, np.ndarray) else v, example
+                    )
                     model(*args, **kwargs)
         # the optimizer would get parameters without values
         if any(map(nn.parameter.is_lazy, model.parameters())):
@@ -331,7 +333,3 @@ def initialize_train_state(
     model = copy.deepcopy(apply_fn)
     set_vars(model, init_model_vars)
     return TrainTask(lambda: model).initialize_train_state(0, tx, checkpoint_path)
-
-
-def _array_to_tensor(value: object) -> object:
-    return as_tensor(value) if isinstance(value, np.ndarray) else value

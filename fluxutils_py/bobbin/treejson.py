@@ -97,7 +97,7 @@ def parse_pytree_json(text: str | bytes, template: object = None) -> Any:
     ({'x': [1, 2.5]}, {'x': (1, 2.5)})
     """
     try:
-        decoded = _decode(json.loads(text))
+        decoded = json.loads(text, object_hook=_decode)
     except Exception as error:  # of many kinds, from JSON to a dtype that is none
         raise LoadError(f"malformed: {error}") from error
     return _fit_template(decoded, template, "")
@@ -171,17 +171,13 @@ def _finite_or_text(data: Any) -> Any:
     return data if math.isfinite(data) else json.dumps(data)
 
 
-def _decode(stored: Any) -> Any:
-    """Convert JSON data to values, with dicts and lists as containers."""
-    if isinstance(stored, list):
-        return [_decode(item) for item in stored]
-    if not isinstance(stored, dict):
-        return stored
+def _decode(stored: dict[str, Any]) -> Any:
+    """Return the number or array that an object of JSON stands for, or else the object."""
     if "__float__" in stored:
         return float(stored["__float__"])
     mark = next((mark for mark in ARRAYS if mark in stored), None)
     if mark is None:
-        return {key: _decode(item) for key, item in stored.items()}
+        return stored
     dtype = getattr(torch, stored["dtype"])
     numbers = np.array(stored["data"], np.float64 if dtype.is_floating_point else stored["dtype"])
     tensor = torch.from_numpy(numbers).to(dtype).reshape(stored.get("shape", numbers.shape))
@@ -197,25 +193,17 @@ def _fit_template(parsed: Any, template: Any, path: str) -> Any:
     target = children(template)
     source = children(parsed)
     if target is None and source is None:
-        return _fit_leaf(parsed, template)
+        is_array = isinstance(parsed, np.ndarray | np.generic)
+        return as_tensor(parsed) if is_array and isinstance(template, Tensor) else parsed
     if target == {} and source is not None and _is_open(parsed, template):
         return tuple(parsed) if isinstance(template, tuple) else parsed
     if target is None or source is None or source.keys() != target.keys():
-        raise _misfit(path, target, source)
+        raise LoadError(
+            f"{path or 'the tree'}: expected the keys {[*(target or ())]} as in the template, got "
+            f"{[*(source or ())]}"
+        )
     items = target.items()
     return rebuild(template, (_fit_template(source[k], v, f"{path}/{k}") for k, v in items))
-
-
-def _fit_leaf(parsed: Any, template: object) -> Any:
-    is_array = isinstance(parsed, np.ndarray | np.generic)
-    return as_tensor(parsed) if is_array and isinstance(template, Tensor) else parsed
-
-
-def _misfit(path: str, *trees: Mapping[Any, Any] | None) -> LoadError:
-    expected, got = ([*(items or ())] for items in trees)
-    return LoadError(
-        f"{path or 'the tree'}: expected the keys {expected} as in the template, got {got}"
-    )
 
 
 def _is_open(parsed: object, template: object) -> bool:
