@@ -7,12 +7,12 @@ import heapq
 import operator
 import random
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, NoReturn, Self, TypeVar
 
 from torch import Tensor
 
-from fluxutils_py.tree import as_tensor, unshard
+from fluxutils_py.tree import unshard
 from fluxutils_py.validation import check_integer
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ class EvalResults:
     ...         return self.right * other.n > other.right * self.n
     >>> merged = Accuracy(3, 4).reduce(Accuracy(5, 8))
     >>> merged.to_log_message()
-    'right 8, n 12'
+    'Accuracy(right=8, n=12)'
     >>> merged.is_better_than(Accuracy(1, 2))
     True
     """
@@ -93,8 +93,8 @@ class EvalResults:
         raise_undefined(self, "is_better_than(other)")
 
     def to_log_message(self) -> str:
-        """Return a line for the log; by default the fields, with shapes instead of arrays."""
-        return ", ".join(f"{f.name} {_format_value(getattr(self, f.name))}" for f in fields(self))
+        """Return a line for the log, by default the fields and their values."""
+        return str(self)
 
     def write_to_tensorboard(self, state: Any, writer: Any) -> None:
         """Write the results to a summary writer, at step ``state.step``."""
@@ -109,16 +109,6 @@ def on_cpu(leaf: object) -> object:
 def raise_undefined(thing: object, method: str) -> NoReturn:
     """Raise NotImplementedError for a method that the subclass must define."""
     raise NotImplementedError(f"{type(thing).__name__} does not define {method}")
-
-
-def _format_value(value: object) -> str:
-    numbers = as_tensor(value)
-    if numbers is None:
-        return str(value)
-    if numbers.numel() != 1:
-        return f"of shape {tuple(numbers.shape)}"
-    number = numbers.item()  # an integer stays one: %g would round large counts
-    return f"{number:.6g}" if isinstance(number, float) else str(number)
 
 
 @dataclass(frozen=True)

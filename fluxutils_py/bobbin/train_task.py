@@ -253,8 +253,6 @@ class TrainTask(BaseTrainTask):
         ``torch.Generator`` advances.
         """
         names = (*self.required_rngs, *extra_keys)
-        if len(set(names)) < len(names):
-            raise ValueError(f"generators must have different names, got {names}")
         # spawned, not counted up from the seed: neighbouring seeds must not share numbers
         seeds = np.random.SeedSequence(draw(rng)).spawn(len(names))
         return {name: generator(seed) for name, seed in zip(names, seeds, strict=True)}

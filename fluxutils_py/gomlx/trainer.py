@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -41,13 +40,6 @@ from fluxutils_py.tree import is_sequence, tree_map
 
 LossFn = Callable[..., Tensor]
 Executor = Callable[[tuple[Any, ...]], Any]  # calls the model with the inputs of a batch
-
-
-class Mode(Enum):
-    """Purpose of a step."""
-
-    TRAIN = "train"
-    EVAL = "eval"
 
 
 class Trainer(BatchStep):
@@ -155,8 +147,8 @@ class Trainer(BatchStep):
         self.train_metrics = self._with_losses(names, train_metrics)
         self.eval_metrics = self._with_losses({"loss": "#loss+", "loss_fn": "#loss"}, eval_metrics)
         # by kind and mode, with the numbers of inputs and labels of the first batch
-        self._executors: dict[tuple[str, Mode], tuple[Executor, tuple[int, int]]] = {}
-        self._on_exec_creation: list[Callable[[Executor, Mode], Any]] = []
+        self._executors: dict[tuple[str, str], tuple[Executor, tuple[int, int]]] = {}
+        self._on_exec_creation: list[Callable[[Executor, str], Any]] = []
         self._updates: dict[str, Callable[[nn.Module], Any]] = {}
         reduction = "sum" if getattr(loss_fn, "reduction", None) == "sum" else "mean"
         # metrics need the loss: it is not deferred
@@ -177,8 +169,11 @@ class Trainer(BatchStep):
             raise ValueError(f"metrics must have different names: {[*map(metric_name, metrics)]}")
         return metrics
 
-    def on_exec_creation(self, handler: Callable[[Executor, Mode], Any]) -> Trainer:
-        """Call ``handler(executor, mode)`` when a kind first occurs in a mode. Returns self."""
+    def on_exec_creation(self, handler: Callable[[Executor, str], Any]) -> Trainer:
+        """Call ``handler(executor, mode)`` when a kind first occurs in a mode, "train" or "eval".
+
+        Returns self.
+        """
         self._on_exec_creation.append(handler)
         return self
 
@@ -243,7 +238,7 @@ class Trainer(BatchStep):
 
     def _loss_of(self, model: nn.Module, batch: Minibatch) -> BatchLoss:
         """Return the loss of this rank's part of a batch."""
-        loss, n = self._measured_loss(batch, Mode.TRAIN, self.train_metrics[2:])
+        loss, n = self._measured_loss(batch, "train", self.train_metrics[2:])
         return BatchLoss(loss, n)
 
     def compute_again(self, batch: Minibatch) -> None:
@@ -276,7 +271,7 @@ class Trainer(BatchStep):
         if begins_series(item, self.stateful):
             reset(self.model)
         with self.autocast:
-            loss, n = self._measured_loss(item, Mode.EVAL, self.eval_metrics[1:])
+            loss, n = self._measured_loss(item, "eval", self.eval_metrics[1:])
         if n:
             self.eval_metrics[0].add(loss.item(), n)
         return compute_all(self.eval_metrics)
@@ -307,7 +302,7 @@ class Trainer(BatchStep):
     # -- both --------------------------------------------------------------------------------------
 
     def _measured_loss(
-        self, batch: Minibatch, mode: Mode, metrics: Sequence[Any]
+        self, batch: Minibatch, mode: str, metrics: Sequence[Any]
     ) -> tuple[Tensor, float]:
         """Return the loss of a batch and its number of data; update the metrics, of which the first
         is that of ``loss_fn``.
@@ -352,7 +347,7 @@ class Trainer(BatchStep):
             else:
                 metric.update(prediction, target, weight=n if weight is None else weight)
 
-    def _executor(self, batch: Minibatch, mode: Mode) -> Executor:
+    def _executor(self, batch: Minibatch, mode: str) -> Executor:
         """Return the function that calls the model for a kind of batch, after checking the batch.
 
         There is one per kind and mode.
@@ -364,7 +359,7 @@ class Trainer(BatchStep):
         if key not in self._executors:
             if len(self._executors) >= self.max_kinds:
                 raise RuntimeError(
-                    f"kind {kind!r} in mode {mode.value!r} is one more than "
+                    f"kind {kind!r} in mode {mode!r} is one more than "
                     f"max_kinds={self.max_kinds}: a kind stands for many batches, not for one; use "
                     "fewer, or raise max_kinds"
                 )

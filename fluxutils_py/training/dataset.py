@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -34,8 +34,6 @@ class Dataset:
     """
 
     def __init__(self, data: object, name: str, kind: object = None) -> None:
-        if not isinstance(data, Iterable):
-            raise TypeError(f"a dataset must be iterable, got {type(data).__name__}")
         self.data: Any = data
         self.name = name
         self.kind = kind

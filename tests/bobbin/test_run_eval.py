@@ -140,7 +140,10 @@ def test_it_returns_and_logs_and_hands_on_the_results(caplog):
         found = action(state, StepInfo(1.0), something="else")
     assert found == {"dev": Loss(36.0, 4), "test": Loss(72.0, 2)}
     assert seen == [(found, state)]
-    assert caplog.messages == ["step 7, dev: total 36, n 4", "step 7, test: total 72, n 2"]
+    assert caplog.messages == [
+        "step 7, dev: Loss(total=36.0, n=4)",
+        "step 7, test: Loss(total=72.0, n=2)",
+    ]
 
 
 def test_a_processor_may_stop_a_loop():

@@ -212,11 +212,6 @@ def test_generators_of_one_generator_differ_each_time():
     assert torch.equal(first, again)
 
 
-def test_two_generators_of_one_name_are_refused():
-    with pytest.raises(ValueError, match=r"^generators .*names, got \('a', 'a'\)$"):
-        Squares(nn.Linear(1, 1), required_rngs=["a"]).get_rng_dict(0, ["a"])
-
-
 def test_a_step_depends_on_seed_and_step_alone_and_leaves_the_global_generator():
     batch = next(iter(series()))
     torch.manual_seed(1)

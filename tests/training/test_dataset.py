@@ -120,11 +120,6 @@ def test_an_iterator_can_be_gone_through_once():
     assert "dataset 'stream' is a generator" in str(caught.value)
 
 
-def test_what_cannot_be_gone_through_is_no_dataset():
-    with pytest.raises(TypeError, match=r"^a dataset must be iterable, got int$"):
-        as_dataset(3)
-
-
 # -- in memory -----------------------------------------------------------------------------------------
 
 
