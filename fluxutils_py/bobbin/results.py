@@ -24,7 +24,7 @@ class EvalResults:
 
     Decorate each subclass with ``@dataclass(frozen=True)``. If its fields hold numbers, tensors,
     arrays, strings, and lists, tuples and mappings of them,
-    :func:`fluxutils_py.bobbin.treejson.write_pytree_json_file` writes it to JSON. Ranks exchange
+    :func:`fluxutils_py.bobbin.write_pytree_json_file` writes it to JSON. Ranks exchange
     results by pickle, so define the class at the top level of a module.
 
     A subclass must define :meth:`reduce`. Define :meth:`is_better_than` to keep the best model, and

@@ -70,7 +70,9 @@ def tpmap(
             [4., 6.]])
     """
     named_types = dict(kwargtypes or {})
-    on = _devices(devices)
+    if devices is None:
+        devices = [torch.device("cuda", i) for i in range(torch.cuda.device_count())] or ["cpu"]
+    on = ["cpu"] * devices if isinstance(devices, int) else devices
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if len(args) != len(argtypes) or kwargs.keys() != named_types.keys():
@@ -90,12 +92,6 @@ def tpmap(
         return stacked if wrap_return is None else wrap_return(stacked)
 
     return call
-
-
-def _devices(devices: int | Sequence[Any] | None) -> Sequence[Any]:
-    if devices is None:
-        devices = [torch.device("cuda", i) for i in range(torch.cuda.device_count())] or ["cpu"]
-    return ["cpu"] * devices if isinstance(devices, int) else devices
 
 
 def _divide(argtype: str, value: Any, devices: Sequence[Any]) -> list[Any]:

@@ -27,13 +27,6 @@ from fluxutils_py.errors import LoadError
 from fluxutils_py.files import atomic_write
 from fluxutils_py.tree import as_tensor, children, is_sequence, rebuild
 
-__all__ = [
-    "dump_pytree_json",
-    "parse_pytree_json",
-    "read_pytree_json_file",
-    "write_pytree_json_file",
-]
-
 ARRAYS = ("__array__", "__tensor__", "__scalar__")
 MARKS = {*ARRAYS, "__float__"}
 

@@ -326,14 +326,14 @@ class MultiDirectorySummaryWriter(NullSummaryWriter):
         if not (self.allow_new_keys or key in self.keys):
             raise ValueError(f"key {key!r} is not among {self.keys}; set allow_new_keys=True")
         if key not in self._writers:
-            self._writers[key] = self._open_writer(key)
+            writer = NullSummaryWriter()
+            if not self.disabled:
+                folder = self.log_dir / self.dirname(key)
+                writer = SummaryWriter(folder, auto_flush=self.auto_flush)
+                if self.use_threaded_writer:
+                    writer = ThreadedSummaryWriter(writer)
+            self._writers[key] = writer
         return self._writers[key]
-
-    def _open_writer(self, key: str) -> NullSummaryWriter:
-        if self.disabled:
-            return NullSummaryWriter()
-        writer = SummaryWriter(self.log_dir / self.dirname(key), auto_flush=self.auto_flush)
-        return ThreadedSummaryWriter(writer) if self.use_threaded_writer else writer
 
     def _call(self, method: str, *args: Any, **options: Any) -> None:
         key, tag = self.tag_to_key(args[0])

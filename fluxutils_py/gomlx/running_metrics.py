@@ -18,14 +18,6 @@ from fluxutils_py.gomlx.element_weights import (
 )
 from fluxutils_py.nn.losses import needs_equal_shapes, require_equal_shapes
 
-__all__ = [
-    "EMAMetric",
-    "MeanMetric",
-    "binary_accuracy",
-    "binary_logits_accuracy",
-    "sparse_categorical_accuracy",
-]
-
 # Called with a prediction and a target, or with the arguments of update(); returns a number.
 Measure = Callable[..., Any]
 

@@ -18,8 +18,6 @@ from fluxutils_py.praytools.sample_gradients import (
 from fluxutils_py.praytools.threads import Threads
 from fluxutils_py.training.loss_checks import as_params
 
-__all__ = ["igradient", "maskedgrad", "signalign"]
-
 
 def signalign(xs: Sequence[Any], tau: float) -> Tensor | None:
     """Return the mean of tensors, zero where their signs do not agree enough.
@@ -84,7 +82,7 @@ def igradient(
     Parameters
     ----------
     loss, params, threads
-        As for :func:`fluxutils_py.praytools.threaded_gradients.pgradient`.
+        As for :func:`fluxutils_py.praytools.pgradient`.
     samples : sequence of tuples
         One per environment; all have equal weight, whatever their sizes.
     tau : float

@@ -9,8 +9,9 @@ import operator
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from torch import nn
 
@@ -20,7 +21,6 @@ from fluxutils_py.training.loop import Loop
 from fluxutils_py.training.plain_files import write_file
 from fluxutils_py.validation import check_integer
 
-PathLike: TypeAlias = str | os.PathLike[str]
 # during the first 200 steps, print the running mean every 20 steps
 FIRST = 200
 FIRST_EVERY = 20
@@ -66,22 +66,19 @@ def cby(function: Callable[..., Any]) -> cb:
     return cb(function, with_loss=True)
 
 
+@dataclass(eq=False)
 class EvalCby:
     """Callable that takes the loss of each step and records their mean every ``steps`` steps:
     :func:`initevalcby`.
     """
 
-    def __init__(
-        self,
-        steps: int = 1000,
-        accuracy: Callable[[], Any] | None = None,
-        resultdir: PathLike | None = None,
-        model: nn.Module | None = None,
-    ) -> None:
-        self.steps = check_integer("steps", steps, 1)
-        self.accuracy = accuracy
-        self.resultdir = resultdir
-        self.model = model
+    steps: int = 1000
+    accuracy: Callable[[], Any] | None = None
+    resultdir: str | os.PathLike[str] | None = None
+    model: nn.Module | None = None
+
+    def __post_init__(self) -> None:
+        check_integer("steps", self.steps, 1)
         self.writes = True  # of several ranks only rank 0 writes and prints
         self.history: list[dict[str, Any]] = []
         self.step = 0

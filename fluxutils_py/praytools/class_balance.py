@@ -12,8 +12,6 @@ import torch
 from fluxutils_py.data.arrays import is_tensor, read_block, with_shape
 from fluxutils_py.errors import DataError, ShapeError
 
-__all__ = ["balanced_sample", "classindexes", "initbatchprovider"]
-
 RandomSource: TypeAlias = np.random.Generator | int | None
 
 

@@ -25,8 +25,6 @@ from fluxutils_py.training.make_optimizer import make_optimizer
 from fluxutils_py.training.sharding import n_observations, shard
 from fluxutils_py.training.step_info import BatchLoss
 
-__all__ = ["autotrain", "itrain", "ptrain", "train", "ttrain"]
-
 Loss = Callable[..., Tensor]
 Params = nn.Module | Iterable[Tensor]
 Sample = tuple[Any, ...]
@@ -232,7 +230,7 @@ def itrain(
         whatever their sizes.
     tau : float
         Required agreement of the signs of gradients, see
-        :func:`fluxutils_py.praytools.and_mask.signalign`; 0 takes the plain mean.
+        :func:`fluxutils_py.praytools.signalign`; 0 takes the plain mean.
 
     Notes
     -----

@@ -20,8 +20,6 @@ from fluxutils_py.praytools.sample_gradients import (
 from fluxutils_py.praytools.threads import Threads
 from fluxutils_py.training.loss_checks import as_params
 
-__all__ = ["paralelization_stats", "parallelization_stats", "pgradient", "tgradient"]
-
 
 def pgradient(
     loss: Callable[..., Tensor],
