@@ -186,17 +186,25 @@ def _fit_template(parsed: Any, template: Any, path: str) -> Any:
     target = children(template)
     source = children(parsed)
     if target is None and source is None:
-        is_array = isinstance(parsed, np.ndarray | np.generic)
-        return as_tensor(parsed) if is_array and isinstance(template, Tensor) else parsed
-    if target == {} and source is not None and _is_open(parsed, template):
+        return _fit_leaf(parsed, template)
+    if target == {} and _is_open(parsed, template):
         return tuple(parsed) if isinstance(template, tuple) else parsed
     if target is None or source is None or source.keys() != target.keys():
-        raise LoadError(
-            f"{path or 'the tree'}: expected the keys {[*(target or ())]} as in the template, got "
-            f"{[*(source or ())]}"
-        )
+        raise _misfit(path, target, source)
     items = target.items()
     return rebuild(template, (_fit_template(source[k], v, f"{path}/{k}") for k, v in items))
+
+
+def _fit_leaf(parsed: Any, template: object) -> Any:
+    is_array = isinstance(parsed, np.ndarray | np.generic)
+    return as_tensor(parsed) if is_array and isinstance(template, Tensor) else parsed
+
+
+def _misfit(path: str, *trees: Mapping[Any, Any] | None) -> LoadError:
+    expected, got = ([*(items or ())] for items in trees)
+    return LoadError(
+        f"{path or 'the tree'}: expected the keys {expected} as in the template, got {got}"
+    )
 
 
 def _is_open(parsed: object, template: object) -> bool:
