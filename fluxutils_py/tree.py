@@ -3,7 +3,7 @@ as leaves.
 
 Dicts keep their order. Every other value is a leaf, including None. A module counts as its
 ``state_dict`` where a tree is only read, and as a leaf where a tree is rebuilt. See
-:mod:`fluxutils_py.bobbin.treejson` to write trees to files.
+:mod:`fluxutils_py.bobbin` to write trees to files.
 
 Source: ``var_util``, ``array_util`` and ``pmap_util`` of bobbin, whose dicts are sorted by flax.
 """

@@ -406,13 +406,6 @@ class RunEvalKeepBest:
         self.dest = Path(dest)
         self._best: EvalResults | None = None  # rank 0 alone uses it
 
-    def add_result_processor(self, processor: ResultProcessor) -> Self:
-        """Add a processor as :meth:`RunEval.add_result_processor` does; it runs before the model is
-        saved.
-        """
-        self.run_eval.add_result_processor(processor)
-        return self
-
     def __call__(self, loop: Any, *_: Any, **__: Any) -> KeepBestResults:
         with ranks_of(loop, self.run_eval.comm) as ranks:
             results = self.run_eval.run(loop, ranks)

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fluxutils_py.bobbin.summaries import (
     active_collector,
@@ -19,10 +19,8 @@ from fluxutils_py.bobbin.summaries import (
 from fluxutils_py.parallel import get_communicator, is_main_process
 from fluxutils_py.reporting.curve_hook import step_numbers, step_rate
 from fluxutils_py.reporting.tensorboard import as_code
+from fluxutils_py.training.loop import Loop
 from fluxutils_py.tree import summarize_shape, total_dimensionality
-
-if TYPE_CHECKING:
-    from fluxutils_py.training.loop import Loop
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +99,7 @@ class PublishTrainingProgress:
             numbers |= step_numbers(step_info)
         for tag, number in numbers.items():
             self.writer.scalar(tag, number, loop.step)
-        collector = active_collector()
+        collector = active_collector.get()
         if collector is not None and loop.model is not None:
             publish_train_intermediates(self.writer, collector.take(loop.model), loop.step)
 
@@ -109,7 +107,7 @@ class PublishTrainingProgress:
         """Begin a run; the speed does not include the time since an earlier run."""
         self._last = None
         # a collector that the caller has opened is left to the caller
-        if is_main_process(loop) and active_collector() is None:
+        if is_main_process(loop) and active_collector.get() is None:
             self._collecting.enter_context(collected_summaries())
 
     def on_step(self, loop: Loop) -> None:

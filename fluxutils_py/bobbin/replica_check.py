@@ -12,8 +12,6 @@ from fluxutils_py.bobbin.results import on_cpu
 from fluxutils_py.parallel.rank_group import RankGroup
 from fluxutils_py.tree import as_tensor, named_leaves, tree_map
 
-__all__ = ["gather_from_jax_processes"]
-
 
 def assert_replica_integrity(
     tree: object,

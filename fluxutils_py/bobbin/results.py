@@ -5,15 +5,14 @@ from __future__ import annotations
 import functools
 import heapq
 import operator
+import random
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import InitVar, dataclass, field, fields
-from itertools import chain
+from dataclasses import dataclass
 from typing import Any, NoReturn, Self, TypeVar
 
-import numpy as np
 from torch import Tensor
 
-from fluxutils_py.tree import as_tensor, unshard
+from fluxutils_py.tree import unshard
 from fluxutils_py.validation import check_integer
 
 T = TypeVar("T")
@@ -25,7 +24,7 @@ class EvalResults:
 
     Decorate each subclass with ``@dataclass(frozen=True)``. If its fields hold numbers, tensors,
     arrays, strings, and lists, tuples and mappings of them,
-    :func:`fluxutils_py.bobbin.treejson.write_pytree_json_file` writes it to JSON. Ranks exchange
+    :func:`fluxutils_py.bobbin.write_pytree_json_file` writes it to JSON. Ranks exchange
     results by pickle, so define the class at the top level of a module.
 
     A subclass must define :meth:`reduce`. Define :meth:`is_better_than` to keep the best model, and
@@ -55,7 +54,7 @@ class EvalResults:
     ...         return self.right * other.n > other.right * self.n
     >>> merged = Accuracy(3, 4).reduce(Accuracy(5, 8))
     >>> merged.to_log_message()
-    'right 8, n 12'
+    'Accuracy(right=8, n=12)'
     >>> merged.is_better_than(Accuracy(1, 2))
     True
     """
@@ -94,8 +93,8 @@ class EvalResults:
         raise_undefined(self, "is_better_than(other)")
 
     def to_log_message(self) -> str:
-        """Return a line for the log; by default the fields, with shapes instead of arrays."""
-        return ", ".join(f"{f.name} {_format_value(getattr(self, f.name))}" for f in fields(self))
+        """Return a line for the log, by default the fields and their values."""
+        return str(self)
 
     def write_to_tensorboard(self, state: Any, writer: Any) -> None:
         """Write the results to a summary writer, at step ``state.step``."""
@@ -110,16 +109,6 @@ def on_cpu(leaf: object) -> object:
 def raise_undefined(thing: object, method: str) -> NoReturn:
     """Raise NotImplementedError for a method that the subclass must define."""
     raise NotImplementedError(f"{type(thing).__name__} does not define {method}")
-
-
-def _format_value(value: object) -> str:
-    numbers = as_tensor(value)
-    if numbers is None:
-        return str(value)
-    if numbers.numel() != 1:
-        return f"of shape {tuple(numbers.shape)}"
-    number = numbers.item()  # an integer stays one: %g would round large counts
-    return f"{number:.6g}" if isinstance(number, float) else str(number)
 
 
 @dataclass(frozen=True)
@@ -140,21 +129,15 @@ class SampledSet(Collection[T]):
         Maximum number of elements, at least 1.
     values : iterable
         The first elements.
-    priorities : iterable of float
-        Priorities of ``values``; drawn by default.
-    rng : numpy.random.Generator, optional, keyword only
-        Generator of the priorities; by default a fresh one, seeded by the operating system. All
-        sets derived from this one share the generator, so each ``add`` draws a new number and the
-        same seed and calls give the same result. Give **one** generator to all sets that you unite,
-        and one to each rank: ``numpy.random.default_rng([seed, rank])``. A seed is not accepted:
-        sets with the same seed draw the same priorities, and their union is not a uniform sample.
+    priorities : sequence of float
+        Priorities of ``values``, of which the smallest are kept. By default they are drawn afresh,
+        from the operating system; for a sample that a seed gives again, draw them yourself:
+        ``found.union(SampledSet(10, [x], [rng.random()]))``. Ranks must draw different numbers.
 
     Attributes
     ----------
     max_size, values, priorities
-        The fields of this frozen dataclass; ``values`` and ``priorities`` are tuples. The generator
-        is not a field. A pickled or copied set, or one read from JSON, has no generator, so that no
-        two sets draw the same numbers.
+        The fields of this frozen dataclass; ``values`` and ``priorities`` are tuples.
 
     Raises
     ------
@@ -167,38 +150,26 @@ class SampledSet(Collection[T]):
 
     Examples
     --------
-    >>> rng = np.random.default_rng(0)
-    >>> first = SampledSet(2, rng=rng).union(["a", "b", "c"])
-    >>> list(first.union(SampledSet(2, ["d", "e"], rng=rng)))
-    ['d', 'c']
+    >>> first = SampledSet(2, ["a", "b", "c"], [0.3, 0.9, 0.1])
+    >>> list(first.union(SampledSet(2, ["d", "e"], [0.2, 0.5])))
+    ['c', 'd']
     """
 
     max_size: int
-    values: tuple[T, ...] = ()
-    priorities: tuple[float, ...] = ()
-    # no field, which would be compared
-    rng: InitVar[np.random.Generator | None] = field(default=None, kw_only=True)
+    values: Any = ()  # sequences, which the set keeps as tuples
+    priorities: Any = ()
 
-    def __post_init__(self, rng: np.random.Generator | None) -> None:
+    def __post_init__(self) -> None:
         check_integer("max_size", self.max_size, 1)
-        vars(self)["rng"] = rng
-        pairs = zip(self.priorities, self.values, strict=True)
-        values, priorities = self._smallest(pairs if self.priorities else self._drawn(self.values))
-        # not by assignment: the dataclass is frozen
-        vars(self).update(values=values, priorities=priorities)
-
-    def _drawn(self, values: Iterable[T]) -> Iterable[tuple[float, T]]:
-        """Yield each value with a new priority."""
-        # a fresh one is seeded by the system: no two are alike
-        rng = vars(self).get("rng") or np.random.default_rng()
-        return ((rng.random(), x) for x in values)
-
-    def _smallest(
-        self, pairs: Iterable[tuple[float, T]]
-    ) -> tuple[tuple[T, ...], tuple[float, ...]]:
+        rng = random.SystemRandom()  # ranks, copies and forked processes draw other numbers
+        pairs: Iterable[tuple[float, T]] = ((rng.random(), x) for x in self.values)
+        if len(self.priorities):
+            pairs = zip(self.priorities, self.values, strict=True)
         # no list of all pairs: the values may not fit in memory
         smallest = heapq.nsmallest(self.max_size, pairs, key=operator.itemgetter(0))
-        return tuple(x for _, x in smallest), tuple(float(priority) for priority, _ in smallest)
+        # not by assignment: the dataclass is frozen
+        vars(self)["values"] = tuple(x for _, x in smallest)
+        vars(self)["priorities"] = tuple(float(priority) for priority, _ in smallest)
 
     def add(self, x: T) -> SampledSet[T]:
         """Return a new set with ``x`` added."""
@@ -211,16 +182,14 @@ class SampledSet(Collection[T]):
         Raises ValueError for a set with a smaller ``max_size``, which may have dropped elements of
         the joint sample.
         """
-        pairs = self._drawn(iterable)
-        if isinstance(iterable, SampledSet):
-            if iterable.max_size < self.max_size:
-                raise ValueError(
-                    f"a sample of at most {iterable.max_size} cannot be united into one of "
-                    f"{self.max_size}; give both the same max_size"
-                )
-            pairs = zip(iterable.priorities, iterable.values, strict=True)
-        smallest = self._smallest(chain(zip(self.priorities, self.values, strict=True), pairs))
-        return SampledSet(self.max_size, *smallest, rng=vars(self).get("rng"))
+        n = self.max_size
+        other = iterable if isinstance(iterable, SampledSet) else SampledSet(n, iterable)
+        if other.max_size < n:
+            raise ValueError(
+                f"a sample of at most {other.max_size} cannot be united into one of {n}; give both "
+                "the same max_size"
+            )
+        return SampledSet(n, self.values + other.values, self.priorities + other.priorities)
 
     def __iter__(self) -> Iterator[T]:
         return iter(self.values)
@@ -230,7 +199,3 @@ class SampledSet(Collection[T]):
 
     def __contains__(self, x: object) -> bool:
         return x in self.values
-
-    def __getstate__(self) -> dict[str, Any]:
-        # two copies of a generator would draw the same priorities
-        return {name: value for name, value in vars(self).items() if name != "rng"}

@@ -107,14 +107,8 @@ class SummaryCollector:
         return taken
 
 
-_active: ContextVar[SummaryCollector | None] = ContextVar("who collects summaries", default=None)
-
-
-def active_collector() -> SummaryCollector | None:
-    """Return the collector of the innermost :func:`collected_summaries` block, or None outside of
-    one.
-    """
-    return _active.get()
+# of the innermost block of collected_summaries
+active_collector: ContextVar[SummaryCollector | None] = ContextVar("collector", default=None)
 
 
 @contextmanager
@@ -126,11 +120,11 @@ def collected_summaries() -> Iterator[SummaryCollector]:
     collects.
     """
     collector = SummaryCollector()
-    token = _active.set(collector)
+    token = active_collector.set(collector)
     try:
         yield collector
     finally:
-        _active.reset(token)
+        active_collector.reset(token)
 
 
 def sow(module: nn.Module, name: str, summary: Summary | Callable[[], Summary]) -> None:
@@ -164,7 +158,7 @@ def sow(module: nn.Module, name: str, summary: Summary | Callable[[], Summary]) 
     >>> list(found.take(model))
     ['1/mean_output']
     """
-    collector = _active.get()
+    collector = active_collector.get()
     if collector is None or not module.training:
         return
     if not isinstance(summary, Summary):

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.training.batch_step import BatchStep
+from fluxutils_py.training.loop import Loop
 from fluxutils_py.training.step_info import StepInfo
 from fluxutils_py.training.train_state import TrainState
-
-if TYPE_CHECKING:
-    from fluxutils_py.training.loop import Loop
 
 Seed = int | torch.Generator
 
@@ -67,16 +65,12 @@ class TaskStep(BatchStep):
         # asked first: train() goes through all modules
         if not state.model.training:
             state.model.train()
-        if self.ranks.is_single:
+        # a rank whose batches are used up takes part in the steps of the others without one
+        with self.ranks.step(lambda: self.train_step(None)):
             info = super().train_step(batch)
-        else:
-            # a rank whose batches are used up takes part in the steps of the others without one
-            with self.ranks.step(lambda: self.train_step(None)):
-                info = super().train_step(batch)
-                if info is not None and info.batch_loss is not None and state.extra_vars:
-                    self.task.reduce_extra_vars(
-                        state.extra_vars, ranks=self.ranks, weight=self.weight
-                    )
+            has_trained = info is not None and info.batch_loss is not None
+            if has_trained and not self.ranks.is_single and state.extra_vars:
+                self.task.reduce_extra_vars(state.extra_vars, ranks=self.ranks, weight=self.weight)
         if info is not None:
             state.step += 1
         return info

@@ -70,7 +70,9 @@ def tpmap(
             [4., 6.]])
     """
     named_types = dict(kwargtypes or {})
-    on = _devices(devices)
+    if devices is None:
+        devices = [torch.device("cuda", i) for i in range(torch.cuda.device_count())] or ["cpu"]
+    on = ["cpu"] * devices if isinstance(devices, int) else devices
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if len(args) != len(argtypes) or kwargs.keys() != named_types.keys():
@@ -78,32 +80,18 @@ def tpmap(
                 f"expected {len(argtypes)} positional arguments and the keywords {[*named_types]}, "
                 f"got {len(args)} and {[*kwargs]}"
             )
-        positional = [_divide(*pair, on) for pair in zip(argtypes, args, strict=True)]
-        named = [_divide(named_types[name], value, on) for name, value in kwargs.items()]
-        stacked = tree_map(_stack_results, *_call_each(f, positional, list(kwargs), named))
+        types = [*argtypes, *(named_types[name] for name in kwargs)]
+        values = [*args, *kwargs.values()]
+        parts = [_divide(kind, value, on) for kind, value in zip(types, values, strict=True)]
+
+        def call_one(*own: Any) -> Any:
+            return f(*own[: len(args)], **dict(zip(kwargs, own[len(args) :], strict=True)))
+
+        with ThreadPoolExecutor(len(on)) as pool:
+            stacked = tree_map(_stack_results, *pool.map(call_one, *parts))
         return stacked if wrap_return is None else wrap_return(stacked)
 
     return call
-
-
-def _devices(devices: int | Sequence[Any] | None) -> Sequence[Any]:
-    if devices is None:
-        devices = [torch.device("cuda", i) for i in range(torch.cuda.device_count())] or ["cpu"]
-    return ["cpu"] * devices if isinstance(devices, int) else devices
-
-
-def _call_each(
-    f: Callable[..., Any], positional: list[Any], names: list[str], named: list[Any]
-) -> list[Any]:
-    """Call a function with the part of each argument of one device after another, in threads."""
-    n = len((positional or named)[0])
-    with ThreadPoolExecutor(n) as pool:
-        # all are submitted before the first result is waited for
-        futures = []
-        for i in range(n):
-            keywords = dict(zip(names, [parts[i] for parts in named], strict=True))
-            futures.append(pool.submit(f, *[parts[i] for parts in positional], **keywords))
-        return [future.result() for future in futures]
 
 
 def _divide(argtype: str, value: Any, devices: Sequence[Any]) -> list[Any]:

@@ -7,7 +7,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,13 +21,11 @@ from fluxutils_py.nn.states import evaluating, reset
 from fluxutils_py.parallel import RankGroup, is_main_process
 from fluxutils_py.training.batch_step import shard_batch
 from fluxutils_py.training.checkpointer import Checkpointer
+from fluxutils_py.training.loop import Loop
 from fluxutils_py.training.make_optimizer import make_optimizer
 from fluxutils_py.training.step_info import StepInfo
 from fluxutils_py.training.train_state import TrainState, set_vars
 from fluxutils_py.tree import as_tensor, named_leaves, tree_map
-
-if TYPE_CHECKING:
-    from fluxutils_py.training.loop import Loop
 
 Action = Callable[..., Any]
 
@@ -255,8 +253,6 @@ class TrainTask(BaseTrainTask):
         ``torch.Generator`` advances.
         """
         names = (*self.required_rngs, *extra_keys)
-        if len(set(names)) < len(names):
-            raise ValueError(f"generators must have different names, got {names}")
         # spawned, not counted up from the seed: neighbouring seeds must not share numbers
         seeds = np.random.SeedSequence(draw(rng)).spawn(len(names))
         return {name: generator(seed) for name, seed in zip(names, seeds, strict=True)}
@@ -293,7 +289,9 @@ class TrainTask(BaseTrainTask):
                 with evaluating(model):  # keep the running means of batch normalisation
                     reset(model)  # a given module may have a state for another batch size
                     example = self.example_args, self.example_kwargs
-                    args, kwargs = tree_map(_array_to_tensor, example)
+                    args, kwargs = tree_map(
+                        lambda v: as_tensor(v) if isinstance(v, np.ndarray) else v, example
+                    )
                     model(*args, **kwargs)
         # the optimizer would get parameters without values
         if any(map(nn.parameter.is_lazy, model.parameters())):
@@ -333,7 +331,3 @@ def initialize_train_state(
     model = copy.deepcopy(apply_fn)
     set_vars(model, init_model_vars)
     return TrainTask(lambda: model).initialize_train_state(0, tx, checkpoint_path)
-
-
-def _array_to_tensor(value: object) -> object:
-    return as_tensor(value) if isinstance(value, np.ndarray) else value

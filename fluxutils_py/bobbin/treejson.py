@@ -27,13 +27,6 @@ from fluxutils_py.errors import LoadError
 from fluxutils_py.files import atomic_write
 from fluxutils_py.tree import as_tensor, children, is_sequence, rebuild
 
-__all__ = [
-    "dump_pytree_json",
-    "parse_pytree_json",
-    "read_pytree_json_file",
-    "write_pytree_json_file",
-]
-
 ARRAYS = ("__array__", "__tensor__", "__scalar__")
 MARKS = {*ARRAYS, "__float__"}
 
@@ -97,15 +90,8 @@ def parse_pytree_json(text: str | bytes, template: object = None) -> Any:
     ({'x': [1, 2.5]}, {'x': (1, 2.5)})
     """
     try:
-        decoded = _decode(json.loads(text))
-    except (
-        ArithmeticError,
-        AttributeError,
-        LookupError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:
+        decoded = json.loads(text, object_hook=_decode)
+    except Exception as error:  # of many kinds, from JSON to a dtype that is none
         raise LoadError(f"malformed: {error}") from error
     return _fit_template(decoded, template, "")
 
@@ -178,17 +164,13 @@ def _finite_or_text(data: Any) -> Any:
     return data if math.isfinite(data) else json.dumps(data)
 
 
-def _decode(stored: Any) -> Any:
-    """Convert JSON data to values, with dicts and lists as containers."""
-    if isinstance(stored, list):
-        return [_decode(item) for item in stored]
-    if not isinstance(stored, dict):
-        return stored
+def _decode(stored: dict[str, Any]) -> Any:
+    """Return the number or array that an object of JSON stands for, or else the object."""
     if "__float__" in stored:
         return float(stored["__float__"])
     mark = next((mark for mark in ARRAYS if mark in stored), None)
     if mark is None:
-        return {key: _decode(item) for key, item in stored.items()}
+        return stored
     dtype = getattr(torch, stored["dtype"])
     numbers = np.array(stored["data"], np.float64 if dtype.is_floating_point else stored["dtype"])
     tensor = torch.from_numpy(numbers).to(dtype).reshape(stored.get("shape", numbers.shape))
@@ -205,7 +187,7 @@ def _fit_template(parsed: Any, template: Any, path: str) -> Any:
     source = children(parsed)
     if target is None and source is None:
         return _fit_leaf(parsed, template)
-    if target == {} and source is not None and _is_open(parsed, template):
+    if target == {} and _is_open(parsed, template):
         return tuple(parsed) if isinstance(template, tuple) else parsed
     if target is None or source is None or source.keys() != target.keys():
         raise _misfit(path, target, source)

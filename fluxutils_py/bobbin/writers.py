@@ -221,14 +221,14 @@ class ThreadedSummaryWriter(NullSummaryWriter):
 
     def flush(self) -> None:
         self._thread.submit(self._run, self.base_writer.flush).result()
-        error = self._error
-        self._error = None
-        if error is not None:
-            raise error
+        self._raise_error()
 
     def close(self) -> None:
         self._thread.shutdown()  # after its queue
         self.base_writer.close()
+        self._raise_error()
+
+    def _raise_error(self) -> None:
         error = self._error
         self._error = None
         if error is not None:
@@ -326,14 +326,14 @@ class MultiDirectorySummaryWriter(NullSummaryWriter):
         if not (self.allow_new_keys or key in self.keys):
             raise ValueError(f"key {key!r} is not among {self.keys}; set allow_new_keys=True")
         if key not in self._writers:
-            self._writers[key] = self._open_writer(key)
+            writer = NullSummaryWriter()
+            if not self.disabled:
+                folder = self.log_dir / self.dirname(key)
+                writer = SummaryWriter(folder, auto_flush=self.auto_flush)
+                if self.use_threaded_writer:
+                    writer = ThreadedSummaryWriter(writer)
+            self._writers[key] = writer
         return self._writers[key]
-
-    def _open_writer(self, key: str) -> NullSummaryWriter:
-        if self.disabled:
-            return NullSummaryWriter()
-        writer = SummaryWriter(self.log_dir / self.dirname(key), auto_flush=self.auto_flush)
-        return ThreadedSummaryWriter(writer) if self.use_threaded_writer else writer
 
     def _call(self, method: str, *args: Any, **options: Any) -> None:
         key, tag = self.tag_to_key(args[0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -39,9 +39,20 @@ def metric_name(metric: object) -> str:
     return getattr(metric, "name", None) or type(metric).__name__
 
 
-def weights_differ(weight: object) -> bool:
+def weights_differ(weight: object) -> TypeGuard[Tensor]:
     """Return whether a tensor of weights has different values."""
     return isinstance(weight, Tensor) and bool((weight != weight.flatten()[:1]).any())
+
+
+def weigh(each: Tensor, weight: Tensor, what: str) -> tuple[Tensor, Tensor]:
+    """Return values times their weights, and the weights; what has weight 0 may be NaN."""
+    if each.ndim == 0:
+        raise DataError(
+            f"the batch has weights, but {what} is a mean already: give it one value for each, "
+            'such as nn.MSELoss(reduction="none"); a measure may have an argument weights'
+        )
+    weight = weight.to(each.dtype).expand_as(each)
+    return torch.where(weight != 0, each * weight, 0), weight
 
 
 def update_metric(metric: Any, prediction: object, target: object, weight: Tensor | None) -> None:

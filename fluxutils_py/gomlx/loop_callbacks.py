@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
 
-from fluxutils_py.training.hooks import require_arguments
+from fluxutils_py.training.hooks import Action, require_arguments
+from fluxutils_py.training.loop import Loop
 from fluxutils_py.training.triggers import Clock, EveryNSeconds, Exponential, NTimes, Trigger
 from fluxutils_py.training.triggers import EveryNSteps as EveryNStepsTrigger
 
-if TYPE_CHECKING:
-    from fluxutils_py.training.loop import Loop
 
-
-def EveryNSteps(
-    loop: Loop,
-    n: int,
-    name: str,
-    priority: float,
-    fn: Callable[..., Any],
-) -> None:
+def EveryNSteps(loop: Loop, n: int, name: str, priority: float, fn: Action) -> None:
     """Call ``fn(loop, metrics)`` every ``n`` steps, counted from now as in gomlx 0.9.
 
     Later gomlx counts all steps of training, as ``loop.on_step`` does
@@ -30,13 +20,7 @@ def EveryNSteps(
     _on_step(loop, name, priority, fn, EveryNStepsTrigger(n, relative=True))
 
 
-def NTimesDuringLoop(
-    loop: Loop,
-    n: int,
-    name: str,
-    priority: float,
-    fn: Callable[..., Any],
-) -> None:
+def NTimesDuringLoop(loop: Loop, n: int, name: str, priority: float, fn: Action) -> None:
     """Call ``fn(loop, metrics)`` ``n`` times in each run, the last time at its end: see
     :class:`fluxutils_py.training.NTimes`.
     """
@@ -44,13 +28,7 @@ def NTimesDuringLoop(
 
 
 def ExponentialCallback(
-    loop: Loop,
-    start: int,
-    factor: float,
-    at_end: bool,
-    name: str,
-    priority: float,
-    fn: Callable[..., Any],
+    loop: Loop, start: int, factor: float, at_end: bool, name: str, priority: float, fn: Action
 ) -> None:
     """Call ``fn(loop, metrics)`` at growing intervals: see ``Exponential`` in
     ``training.triggers``.
@@ -64,7 +42,7 @@ def PeriodicCallback(
     at_end: bool,
     name: str,
     priority: float,
-    fn: Callable[..., Any],
+    fn: Action,
     *,
     clock: Clock = time.monotonic,
 ) -> None:
@@ -75,9 +53,7 @@ def PeriodicCallback(
     _on_step(loop, name, priority, fn, EveryNSeconds(seconds, at_end, clock=clock))
 
 
-def _on_step(
-    loop: Loop, name: str, priority: float, fn: Callable[..., Any], trigger: Trigger
-) -> None:
+def _on_step(loop: Loop, name: str, priority: float, fn: Action, trigger: Trigger) -> None:
     """Call ``fn(loop, metrics)`` after the steps at which a trigger fires."""
     require_arguments(name, fn, "the loop", "the metrics")
     loop.on_step(name, lambda loop: fn(loop, loop.metrics), priority, trigger)

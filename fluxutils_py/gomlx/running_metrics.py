@@ -8,22 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fluxutils_py.errors import DataError, ShapeError
+from fluxutils_py.errors import ShapeError
 from fluxutils_py.gomlx.element_weights import (
     argument_names,
     metric_name,
     target_and_weight,
+    weigh,
     weights_differ,
 )
 from fluxutils_py.nn.losses import needs_equal_shapes, require_equal_shapes
-
-__all__ = [
-    "EMAMetric",
-    "MeanMetric",
-    "binary_accuracy",
-    "binary_logits_accuracy",
-    "sparse_categorical_accuracy",
-]
 
 # Called with a prediction and a target, or with the arguments of update(); returns a number.
 Measure = Callable[..., Any]
@@ -105,7 +98,10 @@ class MeanMetric:
             require_equal_shapes(measure, *values[:2])
             measured = measure(*values)
             if weights_differ(weight):
-                measured, total = self._weighted_mean(measured, weight)
+                each = torch.as_tensor(measured).double()
+                weighted, weight = weigh(each, weight, f"metric {self.name!r}")
+                total = float(weight.sum())
+                measured = weighted.sum() / total
         self.add(float(torch.as_tensor(measured, dtype=torch.float64).mean()), total)
 
     def without_extras(self, values: Any, weight: Any) -> tuple[Any, Any]:
@@ -117,18 +113,6 @@ class MeanMetric:
         if among_labels is not None:
             weight = among_labels.double() * (weight if isinstance(weight, Tensor) else 1)
         return (values[0], target), weight
-
-    def _weighted_mean(self, each: Any, weight: Any) -> tuple[Tensor, float]:
-        if not isinstance(each, Tensor) or each.ndim == 0:
-            raise DataError(
-                f"the batch has weights, but metric {self.name!r} is a mean already: give it a "
-                'measure that is not reduced, such as nn.MSELoss(reduction="none"), or one with an '
-                "argument weights"
-            )
-        weight = weight.double().expand_as(each)
-        # not a product alone: elements of weight 0 may be NaN
-        weighted = torch.where(weight != 0, each.double() * weight, 0)
-        return weighted.sum() / weight.sum(), float(weight.sum())
 
     def pretty_print(self, value: float) -> str:
         """Format a value as text; an accuracy as a percentage."""
@@ -237,16 +221,9 @@ def weighted_mean(loss: object, weight: float | Tensor | None) -> Tensor:
         raise TypeError(f"the loss must be a tensor, got {type(loss).__name__}")
     if not isinstance(weight, Tensor):
         return loss.mean()
-    if loss.ndim == 0:
-        raise ValueError(
-            "the batch has weights, but the loss is a mean already: give the Trainer one that is "
-            'not reduced, such as nn.MSELoss(reduction="none")'
-        )
-    weight = weight.to(loss.dtype).expand_as(loss)
-    counts = weight != 0
-    # Elements of weight 0 may be NaN; without any other element the loss is 0.
-    total = torch.where(counts, loss * weight, 0).sum()
-    return total / counts.sum().clamp(min=1)
+    weighted, weight = weigh(loss, weight, "the loss of the Trainer")
+    # without any element that counts the loss is 0
+    return weighted.sum() / (weight != 0).sum().clamp(min=1)
 
 
 # -- measures --------------------------------------------------------------------------------------

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +25,7 @@ from fluxutils_py.nn.states import evaluating, reset
 from fluxutils_py.training.added_losses import collected_losses, get_losses
 from fluxutils_py.training.batch_step import BatchStep
 from fluxutils_py.training.dataset import as_dataset
+from fluxutils_py.training.loop import Loop
 from fluxutils_py.training.make_optimizer import begin_schedule, make_scheduler
 from fluxutils_py.training.minibatch import (
     Minibatch,
@@ -33,24 +33,13 @@ from fluxutils_py.training.minibatch import (
     begins_series,
     detached,
     require_parts,
-    require_same_arity,
 )
 from fluxutils_py.training.resharding import state_of_rank
 from fluxutils_py.training.step_info import BatchLoss, StepInfo
 from fluxutils_py.tree import is_sequence, tree_map
 
-if TYPE_CHECKING:
-    from fluxutils_py.training.loop import Loop
-
 LossFn = Callable[..., Tensor]
 Executor = Callable[[tuple[Any, ...]], Any]  # calls the model with the inputs of a batch
-
-
-class Mode(Enum):
-    """Purpose of a step."""
-
-    TRAIN = "train"
-    EVAL = "eval"
 
 
 class Trainer(BatchStep):
@@ -157,9 +146,9 @@ class Trainer(BatchStep):
         names = {"batch_loss": "loss+", "ema_loss": "~loss+", "ema_loss_fn": "~loss"}
         self.train_metrics = self._with_losses(names, train_metrics)
         self.eval_metrics = self._with_losses({"loss": "#loss+", "loss_fn": "#loss"}, eval_metrics)
-        self._executors: dict[tuple[Any, Mode], Executor] = {}
-        self._on_exec_creation: list[Callable[[Executor, Mode], Any]] = []
-        self._arity: dict[tuple[Any, Mode], tuple[int, int]] = {}
+        # by kind and mode, with the numbers of inputs and labels of the first batch
+        self._executors: dict[tuple[str, str], tuple[Executor, tuple[int, int]]] = {}
+        self._on_exec_creation: list[Callable[[Executor, str], Any]] = []
         self._updates: dict[str, Callable[[nn.Module], Any]] = {}
         reduction = "sum" if getattr(loss_fn, "reduction", None) == "sum" else "mean"
         # metrics need the loss: it is not deferred
@@ -180,8 +169,11 @@ class Trainer(BatchStep):
             raise ValueError(f"metrics must have different names: {[*map(metric_name, metrics)]}")
         return metrics
 
-    def on_exec_creation(self, handler: Callable[[Executor, Mode], Any]) -> Trainer:
-        """Call ``handler(executor, mode)`` when a kind first occurs in a mode. Returns self."""
+    def on_exec_creation(self, handler: Callable[[Executor, str], Any]) -> Trainer:
+        """Call ``handler(executor, mode)`` when a kind first occurs in a mode, "train" or "eval".
+
+        Returns self.
+        """
         self._on_exec_creation.append(handler)
         return self
 
@@ -246,11 +238,11 @@ class Trainer(BatchStep):
 
     def _loss_of(self, model: nn.Module, batch: Minibatch) -> BatchLoss:
         """Return the loss of this rank's part of a batch."""
-        loss, n = self._measured_loss(batch, Mode.TRAIN, self.train_metrics[2:])
+        loss, n = self._measured_loss(batch, "train", self.train_metrics[2:])
         return BatchLoss(loss, n)
 
     def compute_again(self, batch: Minibatch) -> None:
-        self._call_model(batch.kind, self._check_batch(batch, Mode.TRAIN).inputs)
+        self._call_model(batch.kind, self._on_device(batch).inputs)
 
     def reset_train_metrics(self) -> None:
         """Reset the training metrics."""
@@ -279,7 +271,7 @@ class Trainer(BatchStep):
         if begins_series(item, self.stateful):
             reset(self.model)
         with self.autocast:
-            loss, n = self._measured_loss(item, Mode.EVAL, self.eval_metrics[1:])
+            loss, n = self._measured_loss(item, "eval", self.eval_metrics[1:])
         if n:
             self.eval_metrics[0].add(loss.item(), n)
         return compute_all(self.eval_metrics)
@@ -310,14 +302,15 @@ class Trainer(BatchStep):
     # -- both --------------------------------------------------------------------------------------
 
     def _measured_loss(
-        self, batch: Minibatch, mode: Mode, metrics: Sequence[Any]
+        self, batch: Minibatch, mode: str, metrics: Sequence[Any]
     ) -> tuple[Tensor, float]:
         """Return the loss of a batch and its number of data; update the metrics, of which the first
         is that of ``loss_fn``.
         """
-        batch = self._check_batch(batch, mode)
+        executor = self._executor(batch, mode)
+        batch = self._on_device(batch)
         with collected_losses():
-            prediction = tree_map(as_float32, self._executor(batch.kind, mode)(batch.inputs))
+            prediction = tree_map(as_float32, executor(batch.inputs))
             added = get_losses()
         n = n_elements(prediction, batch.weight)
         if self.loss_fn is None:
@@ -354,23 +347,32 @@ class Trainer(BatchStep):
             else:
                 metric.update(prediction, target, weight=n if weight is None else weight)
 
-    def _executor(self, kind: object, mode: Mode) -> Executor:
-        """Return the function that calls the model for a kind of batch.
+    def _executor(self, batch: Minibatch, mode: str) -> Executor:
+        """Return the function that calls the model for a kind of batch, after checking the batch.
 
         There is one per kind and mode.
         """
-        key = kind_key(kind), mode
+        require_parts(batch)
+        kind = batch.kind
+        key = repr(kind), mode  # which a kind has that is not hashable
+        sizes = len(batch.inputs), len(batch.labels)
         if key not in self._executors:
             if len(self._executors) >= self.max_kinds:
                 raise RuntimeError(
-                    f"kind {kind!r} in mode {mode.value!r} is one more than "
+                    f"kind {kind!r} in mode {mode!r} is one more than "
                     f"max_kinds={self.max_kinds}: a kind stands for many batches, not for one; use "
                     "fewer, or raise max_kinds"
                 )
-            executor = self._executors[key] = partial(self._call_model, kind)
+            self._executors[key] = partial(self._call_model, kind), sizes
             for handler in self._on_exec_creation:
-                handler(executor, mode)
-        return self._executors[key]
+                handler(self._executors[key][0], mode)
+        executor, (n_inputs, n_labels) = self._executors[key]
+        if sizes != (n_inputs, n_labels):
+            raise ValueError(
+                f"kind {kind!r} came with {n_inputs} inputs and {n_labels} labels before, now with "
+                f"{sizes[0]} and {sizes[1]}; give batches of another kind another name"
+            )
+        return executor
 
     def _call_model(self, kind: object, inputs: tuple[Any, ...]) -> Any:
         arguments = (kind, *inputs) if self.takes_kind else inputs
@@ -379,12 +381,7 @@ class Trainer(BatchStep):
             return prediction[0]
         return prediction
 
-    def _check_batch(self, batch: Minibatch, mode: Mode) -> Minibatch:
-        """Check a batch against its kind, and move it to the device of the model."""
-        require_parts(batch)
-        sizes = len(batch.inputs), len(batch.labels)
-        key = kind_key(batch.kind), mode
-        require_same_arity(batch, sizes, self._arity.setdefault(key, sizes))
+    def _on_device(self, batch: Minibatch) -> Minibatch:
         first = next(self.model.parameters(), None)
         # batches of datasets are in main memory already, and moving one costs time
         return batch if first is None or first.device.type == "cpu" else batch.to(first.device)
@@ -416,12 +413,3 @@ class Trainer(BatchStep):
         if self.scheduler is not None:
             self.scheduler.load_state_dict(state["scheduler"])
         super().load_state_dict(state)
-
-
-def kind_key(kind: object) -> object:
-    """Return a hashable key for a kind of batch."""
-    try:
-        hash(kind)
-    except TypeError:
-        return repr(kind)
-    return kind

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -18,8 +17,6 @@ from fluxutils_py.praytools.sample_gradients import (
 )
 from fluxutils_py.praytools.threads import Threads
 from fluxutils_py.training.loss_checks import as_params
-
-__all__ = ["igradient", "maskedgrad", "signalign"]
 
 
 def signalign(xs: Sequence[Any], tau: float) -> Tensor | None:
@@ -85,7 +82,7 @@ def igradient(
     Parameters
     ----------
     loss, params, threads
-        As for :func:`fluxutils_py.praytools.threaded_gradients.pgradient`.
+        As for :func:`fluxutils_py.praytools.pgradient`.
     samples : sequence of tuples
         One per environment; all have equal weight, whatever their sizes.
     tau : float
@@ -100,9 +97,6 @@ def igradient(
     def compute(sample: tuple[Any, ...]) -> WithGradient:
         return value_and_gradient(loss(*sample), tensors)
 
-    # with no samples, maskedgrad raises the error
-    block: Any = Threads(len(samples) or 1) if threads is None else nullcontext(threads)
-    with block as running:
-        parts = map_in_threads(compute, samples, running)
+    parts = map_in_threads(compute, samples, threads)
     gradients = maskedgrad([gradient for _, gradient in parts], tau)
     return tree_reduce([value for value, _ in parts], float.__add__) / len(parts), gradients

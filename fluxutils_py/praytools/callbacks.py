@@ -9,8 +9,9 @@ import operator
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from torch import nn
 
@@ -18,11 +19,8 @@ from fluxutils_py.files import atomic_write
 from fluxutils_py.training.best_model import BestModel
 from fluxutils_py.training.loop import Loop
 from fluxutils_py.training.plain_files import write_file
-from fluxutils_py.training.triggers import Clock
 from fluxutils_py.validation import check_integer
 
-KIND = "fluxutils_py parameters"
-PathLike: TypeAlias = str | os.PathLike[str]
 # during the first 200 steps, print the running mean every 20 steps
 FIRST = 200
 FIRST_EVERY = 20
@@ -68,32 +66,24 @@ def cby(function: Callable[..., Any]) -> cb:
     return cb(function, with_loss=True)
 
 
+@dataclass(eq=False)
 class EvalCby:
     """Callable that takes the loss of each step and records their mean every ``steps`` steps:
     :func:`initevalcby`.
     """
 
-    def __init__(
-        self,
-        steps: int = 1000,
-        accuracy: Callable[[], Any] | None = None,
-        resultdir: PathLike | None = None,
-        model: nn.Module | None = None,
-        printer: Callable[[str], Any] = print,
-        *,
-        clock: Clock = time.perf_counter,
-    ) -> None:
-        self.steps = check_integer("steps", steps, 1)
-        self.accuracy = accuracy
-        self.resultdir = resultdir
-        self.model = model
-        self.printer = printer
-        self.clock = clock
+    steps: int = 1000
+    accuracy: Callable[[], Any] | None = None
+    resultdir: str | os.PathLike[str] | None = None
+    model: nn.Module | None = None
+
+    def __post_init__(self) -> None:
+        check_integer("steps", self.steps, 1)
         self.writes = True  # of several ranks only rank 0 writes and prints
         self.history: list[dict[str, Any]] = []
         self.step = 0
         self.losses: list[float] = []  # since the last record
-        self.started = clock()
+        self.started = time.perf_counter()
 
     def __call__(self, loss: float) -> None:
         self.step += 1
@@ -102,10 +92,10 @@ class EvalCby:
         if self.step % self.steps == 0:
             self._record(mean)
         elif self.writes and self.step <= FIRST and self.step % FIRST_EVERY == 0:
-            self.printer(f"{self.step}: loss {mean:.6g}")
+            print(f"{self.step}: loss {mean:.6g}")
 
     def _record(self, mean: float) -> None:
-        now = self.clock()  # before accuracy, whose time counts in the next record
+        now = time.perf_counter()  # before accuracy, whose time counts in the next record
         found = None if self.accuracy is None else self.accuracy()
         if not isinstance(found, Mapping):
             found = {} if found is None else {"accuracy": found}
@@ -118,7 +108,7 @@ class EvalCby:
         if not self.writes:
             return
         texts = [f"{k} {v:.6g}" if isinstance(v, float) else f"{k} {v}" for k, v in record.items()]
-        self.printer(f"{self.step}: {', '.join(texts)}")
+        print(f"{self.step}: {', '.join(texts)}")
         if self.resultdir is not None:
             folder = Path(self.resultdir)
             folder.mkdir(parents=True, exist_ok=True)
@@ -126,9 +116,7 @@ class EvalCby:
             with atomic_write(folder / "history.json") as f:
                 f.write(json.dumps(self.history, indent=1).encode())
             if self.model is not None:
-                parameters = {k: v.detach() for k, v in self.model.state_dict().items()}
-                content = {"kind": KIND, "parameters": parameters}
-                write_file(folder / f"model_{self.step}.pt", content)
+                write_file(folder / f"model_{self.step}.pt", self.model.state_dict())
 
 
 def initevalcby(*args: Any, **options: Any) -> tuple[EvalCby, list[dict[str, Any]]]:
@@ -146,10 +134,8 @@ def initevalcby(*args: Any, **options: Any) -> tuple[EvalCby, list[dict[str, Any
         Returns a number or a mapping of numbers.
     resultdir : path-like, optional
         Folder for ``history.json`` and the parameters of ``model``, ``model_STEP.pt``. Read these
-        with ``read_file(path, "fluxutils_py parameters")["parameters"]``.
+        with ``model.load_state_dict(torch.load(path))``.
     model : nn.Module, optional
-    printer, clock : callable
-        Takes a line of text; returns the time in seconds.
 
     Returns
     -------
@@ -165,12 +151,12 @@ def initevalcby(*args: Any, **options: Any) -> tuple[EvalCby, list[dict[str, Any
 
     Examples
     --------
-    >>> cby, history = initevalcby(steps=2, accuracy=lambda: 0.75, clock=lambda: 0.0)
+    >>> cby, history = initevalcby(steps=2, accuracy=lambda: 0.75)
     >>> for loss in (4.0, 2.0, 1.0):
-    ...     cby(loss)
-    2: loss 3, accuracy 0.75, seconds 0
-    >>> history
-    [{'step': 2, 'loss': 3.0, 'accuracy': 0.75, 'seconds': 0.0}]
+    ...     cby(loss)  # doctest: +ELLIPSIS
+    2: loss 3, accuracy 0.75, seconds ...
+    >>> [(record["step"], record["loss"], record["accuracy"]) for record in history]
+    [(2, 3.0, 0.75)]
     """
     cby = EvalCby(*args, **options)
     return cby, cby.history
@@ -184,26 +170,20 @@ class ModelSelector(BestModel):
         model: nn.Module,
         accuracy: Callable[[], Any],
         *,
-        show: bool | Callable[[str], Any] = False,
-        every: int = 1,
+        show: bool = False,
     ) -> None:
         super().__init__(model, operator.gt)
         self.accuracy = accuracy
-        self.printer = print if show is True else show or None
-        self.every = check_integer("every", every, 1)
-        self.calls = 0
+        self.show = show
         self.writes = True  # of several ranks only rank 0 prints
 
     def __call__(self) -> None:
-        self.calls += 1
-        if self.calls % self.every:
-            return
         accuracy = float(self.accuracy())
         self.update(accuracy)
-        if self.printer is not None and self.writes:
+        if self.show and self.writes:
             # None as long as all accuracies were NaN
             best = None if self.value is None else f"{self.value:.6g}"
-            self.printer(f"accuracy {accuracy:.6g}, the best so far {best}")
+            print(f"accuracy {accuracy:.6g}, the best so far {best}")
 
 
 def bestmodelselector(*args: Any, **options: Any) -> tuple[ModelSelector, ModelSelector]:
@@ -215,11 +195,8 @@ def bestmodelselector(*args: Any, **options: Any) -> tuple[ModelSelector, ModelS
     model : nn.Module
     accuracy : callable
         Returns a number; higher is better, and NaN is ignored.
-    show : bool or callable
-        True prints each accuracy; a function receives it as a line of text. Of several ranks only
-        rank 0 calls it.
-    every : int
-        Evaluate the accuracy at every ``every``-th call.
+    show : bool
+        Print each accuracy; of several ranks only rank 0 prints.
 
     Returns
     -------

@@ -9,10 +9,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from fluxutils_py.data.arrays import is_tensor, read_block
+from fluxutils_py.data.arrays import is_tensor, read_block, with_shape
 from fluxutils_py.errors import DataError, ShapeError
-
-__all__ = ["balanced_sample", "classindexes", "initbatchprovider"]
 
 RandomSource: TypeAlias = np.random.Generator | int | None
 
@@ -154,9 +152,7 @@ def initbatchprovider(
     if len(indices_and_n) not in (1, 2):
         raise TypeError("give initbatchprovider(data, targets, n) or (..., train_indices, n)")
     *indices, n = indices_and_n
-    # what has a shape is kept: reading a file would load it whole
-    if not hasattr(data, "shape"):
-        data = np.asarray(data)
+    data = with_shape(data)
     n_axes = len(data.shape)
     if not -n_axes <= axis < n_axes or data.shape[axis] != len(targets):
         raise ShapeError(
@@ -213,4 +209,4 @@ def _take(a: Any, ii: np.ndarray, axis: int) -> Any:
         return a.index_select(axis, torch.from_numpy(ii).to(a.device))
     places: list[Any] = [range(n) for n in a.shape]
     places[axis] = ii
-    return np.take(a, ii, axis) if isinstance(a, np.ndarray) else read_block(a, *places)
+    return read_block(a, *places)

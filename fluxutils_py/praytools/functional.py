@@ -15,7 +15,7 @@ from fluxutils_py.parallel import RankGroup
 from fluxutils_py.praytools.and_mask import igradient
 from fluxutils_py.praytools.callbacks import cb as as_cb
 from fluxutils_py.praytools.callbacks import cby as as_cby
-from fluxutils_py.praytools.sample_gradients import WithGradient, with_gradients
+from fluxutils_py.praytools.sample_gradients import with_gradients
 from fluxutils_py.praytools.threaded_gradients import parallelization_stats, pgradient
 from fluxutils_py.praytools.threads import Threads
 from fluxutils_py.training.batch_step import BatchStep
@@ -25,12 +25,9 @@ from fluxutils_py.training.make_optimizer import make_optimizer
 from fluxutils_py.training.sharding import n_observations, shard
 from fluxutils_py.training.step_info import BatchLoss
 
-__all__ = ["autotrain", "itrain", "ptrain", "train", "ttrain"]
-
 Loss = Callable[..., Tensor]
 Params = nn.Module | Iterable[Tensor]
 Sample = tuple[Any, ...]
-Weighted = tuple[WithGradient, float]
 
 
 def train(
@@ -102,9 +99,8 @@ def train(
     def compute(sample: Sample, params: Sequence[Tensor]) -> BatchLoss:
         return BatchLoss(loss(*sample), n_observations(sample, axis) or 1)
 
-    prepare = checked(preparesamples)
     settings |= {"divide": partial(shard, axis=axis), "told": {"axis": axis}}
-    _train(compute, params, prepare, opt, iterations, **settings)
+    _train(compute, params, preparesamples, opt, iterations, **settings)
 
 
 def ptrain(
@@ -153,24 +149,21 @@ def ptrain(
             error.add_note("name the axis of the observations (axis=), or train in one thread")
             raise
 
-    def gradient_of(samples: Sequence[Sample], tensors: Sequence[Tensor]) -> Weighted:
+    def compute(minibatch: Any, tensors: Sequence[Tensor]) -> BatchLoss:
+        samples = samples_of(minibatch)
         weights = [n_observations(sample, axis) or 1 for sample in samples]
-        return pgradient(loss, tensors, samples, weights, threads=threads), sum(weights)
+        found = pgradient(loss, tensors, samples, weights, threads=threads)
+        return BatchLoss(with_gradients(*found, tensors), sum(weights))
 
-    _train_in_threads(
-        threads,
-        loss,
-        params,
-        preparesamples if bs is None else checked(preparesamples),
-        opt,
-        iterations,
-        samples_of=samples_of,
-        gradient_of=gradient_of,
-        divide=share_samples if bs is None else partial(shard, axis=axis),
+    settings |= {
+        "divide": share_samples if bs is None else partial(shard, axis=axis),
         # both decide which share of a minibatch a rank has, so all ranks need the same
-        told={"axis": axis, "whether bs is None": bs is None},
-        **settings,
-    )
+        "told": {"axis": axis, "whether bs is None": bs is None},
+    }
+    with threads:
+        _train_samples(
+            loss, compute, params, preparesamples, opt, iterations, samples_of, **settings
+        )
 
 
 def ttrain(
@@ -201,26 +194,18 @@ def ttrain(
     -----
     Source: ``ttrain!`` of PrayTools.jl.
     """
-    prepare_one = checked(preparesamples)
     threads = Threads(torch.get_num_threads() if n is None else n)
 
-    def prepare() -> tuple[Sample, ...]:
-        return tuple(threads.map(lambda _: prepare_one(), range(threads.n)))
+    def prepare() -> list[Sample]:
+        return threads.map(lambda _: as_sample(preparesamples()), range(threads.n))
 
-    def gradient_of(samples: Sequence[Sample], tensors: Sequence[Tensor]) -> Weighted:
-        return pgradient(loss, tensors, samples, threads=threads), len(samples)
+    def compute(samples: Sequence[Sample], tensors: Sequence[Tensor]) -> BatchLoss:
+        found = pgradient(loss, tensors, samples, threads=threads)
+        return BatchLoss(with_gradients(*found, tensors), len(samples))
 
-    _train_in_threads(
-        threads,
-        loss,
-        params,
-        prepare,
-        opt,
-        iterations,
-        gradient_of=gradient_of,
-        divide=share_samples,
-        **settings,
-    )
+    settings["divide"] = share_samples
+    with threads:
+        _train_samples(loss, compute, params, prepare, opt, iterations, **settings)
 
 
 def itrain(
@@ -245,7 +230,7 @@ def itrain(
         whatever their sizes.
     tau : float
         Required agreement of the signs of gradients, see
-        :func:`fluxutils_py.praytools.and_mask.signalign`; 0 takes the plain mean.
+        :func:`fluxutils_py.praytools.signalign`; 0 takes the plain mean.
 
     Notes
     -----
@@ -255,25 +240,17 @@ def itrain(
     if settings.get("batches", "same") != "same":
         raise ValueError("itrain needs the same environments on every rank: leave out batches=")
 
-    def prepare() -> tuple[Sample, ...]:
-        return tuple(map(as_sample, preparesamples()))
+    def prepare() -> list[Sample]:
+        return [as_sample(sample) for sample in preparesamples()]
 
-    def gradient_of(samples: Sequence[Sample], tensors: Sequence[Tensor]) -> Weighted:
-        return igradient(loss, tensors, samples, tau, threads=threads), 1.0
+    def compute(samples: Sequence[Sample], tensors: Sequence[Tensor]) -> BatchLoss:
+        found = igradient(loss, tensors, samples, tau, threads=threads)
+        return BatchLoss(with_gradients(*found, tensors))
 
-    threads = Threads(torch.get_num_threads())
-    _train_in_threads(
-        threads,
-        loss,
-        params,
-        prepare,
-        opt,
-        iterations,
-        gradient_of=gradient_of,
-        divide=lambda samples, rank, size: samples,  # the signs of all count on every rank
-        told={"tau": tau},
-        **settings,
-    )
+    # the signs of all count on every rank
+    settings |= {"divide": lambda samples, rank, size: samples, "told": {"tau": tau}}
+    with Threads(torch.get_num_threads()) as threads:
+        _train_samples(loss, compute, params, prepare, opt, iterations, **settings)
 
 
 def autotrain(
@@ -314,46 +291,25 @@ def autotrain(
         ptrain(loss, params, prepare_minibatch, opt, iterations, **settings)
 
 
-def _train_in_threads(
-    threads: Threads,
+def _train_samples(
     loss: Loss,
+    compute: Callable[..., BatchLoss],
     params: Params,
     prepare: Callable[[], Any],
     opt: Any,
     iterations: int,
-    *,
-    gradient_of: Callable[..., Weighted],
     samples_of: Callable[..., Sequence[Sample]] = tuple,
     **settings: Any,
 ) -> None:
-    """Train by ``gradient_of(samples, params)``: a loss, its gradient, and its weight."""
-
-    def compute(minibatch: Any, tensors: Sequence[Tensor]) -> BatchLoss:
-        (value, gradients), weight = gradient_of(samples_of(minibatch), tensors)
-        return BatchLoss(with_gradients(value, gradients, tensors), weight)
+    """Train on minibatches of samples, which ``compute`` divides over threads."""
 
     # in this thread: the hooks that look for the first module are not made for several
     def run_again(minibatch: Any) -> None:
         for sample in samples_of(minibatch):
             loss(*sample)
 
-    with threads:
-        _train(
-            compute,
-            params,
-            prepare,
-            opt,
-            iterations,
-            compute_again=run_again,
-            defer=False,
-            **settings,
-        )
-
-
-def checked(preparesamples: Callable[[], object]) -> Callable[[], Sample]:
-    """Return a function that prepares a sample and checks it."""
-    # a tensor returned alone would be taken for its rows
-    return lambda: as_sample(preparesamples())
+    settings |= {"compute_again": run_again, "defer": False}
+    _train(compute, params, prepare, opt, iterations, **settings)
 
 
 def as_sample(sample: object) -> Sample:
@@ -417,4 +373,4 @@ def _train(
     if cby is not None:
         loop.hooks.attach(as_cby(cby))
     # a map ends where its function raises StopIteration
-    loop.run_epochs(map(lambda _: prepare(), range(iterations)), 1)
+    loop.run_epochs(map(lambda _: as_sample(prepare()), range(iterations)), 1)

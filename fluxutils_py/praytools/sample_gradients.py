@@ -56,8 +56,6 @@ def tree_reduce(items: Sequence[T], op: Callable[[T, T], T]) -> T:
     >>> tree_reduce("abcde", lambda a, b: f"({a}{b})")
     '((ab)(c(de)))'
     """
-    if not items:
-        raise ValueError("there is nothing to reduce: tree_reduce needs at least one item")
     if len(items) == 1:
         return items[0]
     half = len(items) // 2
@@ -99,14 +97,19 @@ def sum_gradients(parts: Sequence[WithGradient]) -> WithGradient:
     return tree_reduce(parts, lambda a, b: (a[0] + b[0], addgrad(a[1], b[1])))
 
 
-def map_in_threads(compute: Callable[[S], T], items: Sequence[S], threads: Threads) -> list[T]:
-    """Compute the parts of a batch in threads.
+def map_in_threads(
+    compute: Callable[[S], T], items: Sequence[S], threads: Threads | None = None
+) -> list[T]:
+    """Compute the parts of a batch in threads, by default in one for each.
 
     Raises
     ------
     ValueError
         Before a module runs that several threads would change at once.
     """
+    if threads is None:
+        with Threads(max(1, len(items))) as threads:
+            return map_in_threads(compute, items, threads)
     # a single part runs in this thread, where modules may change
     if len(items) < 2:
         return threads.map(compute, items)

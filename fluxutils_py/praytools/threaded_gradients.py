@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -20,8 +19,6 @@ from fluxutils_py.praytools.sample_gradients import (
 )
 from fluxutils_py.praytools.threads import Threads
 from fluxutils_py.training.loss_checks import as_params
-
-__all__ = ["paralelization_stats", "parallelization_stats", "pgradient", "tgradient"]
 
 
 def pgradient(
@@ -94,9 +91,7 @@ def pgradient(
         return value_and_gradient(value, tensors)
 
     parts = [*zip(samples, shares, strict=True)]
-    block: Any = Threads(len(samples)) if threads is None else nullcontext(threads)
-    with block as running:
-        return sum_gradients(map_in_threads(compute, parts, running))
+    return sum_gradients(map_in_threads(compute, parts, threads))
 
 
 def tgradient(

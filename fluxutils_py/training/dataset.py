@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -34,8 +34,6 @@ class Dataset:
     """
 
     def __init__(self, data: object, name: str, kind: object = None) -> None:
-        if not isinstance(data, Iterable):
-            raise TypeError(f"a dataset must be iterable, got {type(data).__name__}")
         self.data: Any = data
         self.name = name
         self.kind = kind
@@ -123,12 +121,11 @@ class _PassThrough(Dataset):
         self,
         source: object,
         through: Callable[[Iterator[Any], int], Pass],
-        name: str | None,
         size: int = 1,
         length: Callable[[int], int] = int,
     ) -> None:
         data = as_dataset(source)
-        super().__init__(data, name or data.name, data.kind)
+        super().__init__(data, data.name, data.kind)
         self._through = through
         self._size = size
         self._length = length
@@ -150,7 +147,7 @@ class _PassThrough(Dataset):
             self.data.load_state_dict(state)
 
 
-def Take(source: object, n: int, name: str | None = None) -> Dataset:
+def Take(source: object, n: int) -> Dataset:
     """Return the first ``n`` batches of each pass over another dataset, which may be infinite.
 
     Examples
@@ -162,16 +159,11 @@ def Take(source: object, n: int, name: str | None = None) -> Dataset:
     def through(rest: Pass, skipped: int) -> Pass:
         return islice(rest, max(n - skipped, 0))
 
-    return _PassThrough(source, through, name, length=lambda known: min(n, known))
+    return _PassThrough(source, through, length=lambda known: min(n, known))
 
 
 def Map(
-    source: object,
-    fn: Callable[[Minibatch], Any],
-    *,
-    workers: int = 0,
-    ordered: bool = True,
-    name: str | None = None,
+    source: object, fn: Callable[[Minibatch], Any], *, workers: int = 0, ordered: bool = True
 ) -> Dataset:
     """Return a dataset with ``fn`` applied to each batch of another; ``fn`` returns a
     :class:`Minibatch` or its parts.
@@ -205,16 +197,11 @@ def Map(
             )
         return ahead(rest)
 
-    return _PassThrough(source, through, name)
+    return _PassThrough(source, through)
 
 
 def Batch(
-    source: object,
-    batchsize: int,
-    *,
-    stack: bool = True,
-    drop_last: bool = False,
-    name: str | None = None,
+    source: object, batchsize: int, *, stack: bool = True, drop_last: bool = False
 ) -> Dataset:
     """Return a dataset of batches of ``batchsize`` items of another, whose items are single
     examples.
@@ -228,7 +215,6 @@ def Batch(
         of them.
     drop_last : bool
         Drop a smaller last batch.
-    name : str, optional
 
     Raises
     ------
@@ -252,19 +238,10 @@ def Batch(
             if len(items) == batchsize or not drop_last:
                 yield join_batches(items, join)
 
-    def length(n: int) -> int:
-        return n_batches(n, batchsize, drop_last)
-
-    return _PassThrough(source, through, name, batchsize, length)
+    return _PassThrough(source, through, batchsize, lambda n: n_batches(n, batchsize, drop_last))
 
 
-def ReadAhead(
-    source: object,
-    n: int = 1,
-    name: str | None = None,
-    *,
-    device: str | torch.device | None = None,
-) -> Dataset:
+def ReadAhead(source: object, n: int = 1, *, device: str | torch.device | None = None) -> Dataset:
     """Return a dataset that reads another in a background thread, up to ``n`` batches ahead; on a
     device, if you name one.
     """
@@ -276,7 +253,7 @@ def ReadAhead(
         with BackgroundDataLoader(lambda: next(rest), n, workers=1) as ahead:
             yield from ahead
 
-    return _PassThrough(source, through, name)
+    return _PassThrough(source, through)
 
 
 def n_batches(n: int, batchsize: int, drop_last: bool) -> int:

@@ -175,21 +175,6 @@ def require_parts(batch: Minibatch) -> None:
         )
 
 
-def require_same_arity(
-    batch: Minibatch,
-    sizes: tuple[int, int],
-    earlier: tuple[int, int],
-) -> None:
-    """Raise ValueError if a batch has other numbers of inputs and labels than earlier batches of
-    its kind.
-    """
-    if sizes != earlier:
-        raise ValueError(
-            f"kind {batch.kind!r} came with {earlier[0]} inputs and {earlier[1]} labels before, "
-            f"now with {sizes[0]} and {sizes[1]}; give batches of another kind another name"
-        )
-
-
 def as_tuple(value: object) -> tuple[Any, ...]:
     """Return a tuple or list as a tuple, anything else as a tuple of one."""
     return tuple(value) if isinstance(value, tuple | list) else (value,)

@@ -15,12 +15,10 @@ from fluxutils_py.parallel.communicator import SingleProcessComm
 from fluxutils_py.training import Loop, StepInfo, StopTraining
 from fluxutils_py.training.hooks import Hooks
 from fluxutils_py.training.triggers import (
-    AtNthStep,
     AtSteps,
     EveryNSeconds,
     EveryNSteps,
     Exponential,
-    ForEachNSteps,
 )
 
 
@@ -130,23 +128,6 @@ def test_rows_count_by_themselves_though_they_are_given_one_trigger():
     )
     assert steps_of(cron, 7) == {"a": [3, 6], "b": [3, 6]}
     assert every.origin is None
-
-
-def test_it_is_called_as_in_bobbin():
-    """As in bobbin's examples: a name, a trigger, an action; and keywords of ``run``."""
-    steps = []
-
-    def act(train_state, *, step_info, **_):
-        steps.append((train_state.step, step_info))
-
-    cron = CronTab().add("act", ForEachNSteps(2) | AtNthStep((1, 3)), act)
-    state = SimpleNamespace(step=0)
-    for state.step in range(1, 7):
-        if state.step % 2:
-            cron.run(state, is_train_state_replicated=False, step_info=state.step / 2)
-        else:
-            cron.run(state, False, step_info=state.step / 2)
-    assert steps == [(1, 0.5), (2, 1), (3, 1.5), (4, 2), (6, 3)]
 
 
 def test_an_action_of_bobbins_form_is_a_hook_of_a_loop():

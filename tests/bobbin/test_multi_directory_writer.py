@@ -114,24 +114,6 @@ def test_summaries_are_on_disk_at_once_if_flushed_by_itself(tmp_path, scalars, a
     writer.close()
 
 
-class Result:
-    def __init__(self, accuracy):
-        self.accuracy = accuracy
-
-    def write_to_tensorboard(self, state, writer):
-        writer.scalar("accuracy", self.accuracy, state)
-
-
-def test_results_are_written_to_the_directories_of_their_names(tmp_path, scalars):
-    writer = MultiDirectorySummaryWriter(tmp_path)
-    process = writer.as_result_processor()
-    for step, gain in ((10, 0.0), (20, 0.25)):
-        process({"dev": Result(0.5 + gain), "test": Result(0.25 + gain)}, step)
-    writer.close()
-    assert scalars(tmp_path / "dev") == {"accuracy": [(10, 0.5), (20, 0.75)]}
-    assert scalars(tmp_path / "test") == {"accuracy": [(10, 0.25), (20, 0.5)]}
-
-
 @dataclass(frozen=True)
 class Mse(EvalResults):
     total: float = 0.0
@@ -184,15 +166,3 @@ def test_hyper_parameters_go_to_every_directory(tmp_path, accumulated):
         writer.hparams({"lr": 0.1})
     for key in ("dev", "test", "more"):
         assert "_hparams_/session_start_info" in accumulated(tmp_path / key).summary_metadata
-
-
-def test_results_are_written_by_a_function_of_ones_own(tmp_path, scalars):
-    with MultiDirectorySummaryWriter(tmp_path) as writer:
-        process = writer.as_result_processor(
-            method=lambda result, state, w: w.scalar("n", result, step=state)
-        )
-        process({"dev": 3, "test": 4}, 7)
-    assert {key: scalars(tmp_path / key) for key in ("dev", "test")} == {
-        "dev": {"n": [(7, 3.0)]},
-        "test": {"n": [(7, 4.0)]},
-    }

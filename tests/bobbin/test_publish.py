@@ -138,7 +138,7 @@ def test_an_error_in_training_ends_the_collecting():
     loop.on_step("fail", fail)
     with pytest.raises(ZeroDivisionError):
         loop.run_epochs(data(), 1)
-    assert active_collector() is None
+    assert active_collector.get() is None
 
 
 def test_other_ranks_publish_nothing():

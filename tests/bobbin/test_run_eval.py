@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fluxutils_py import Estimator, Spec, net2vec
-from fluxutils_py.bobbin import EvalResults, EvalTask, RunEval, RunEvalKeepBest
+from fluxutils_py.bobbin import EvalResults, EvalTask, RunEval, RunEvalKeepBest, TrainTask
 from fluxutils_py.errors import DataError
 from fluxutils_py.gomlx import Trainer
 from fluxutils_py.nn import LSTM
@@ -140,7 +140,10 @@ def test_it_returns_and_logs_and_hands_on_the_results(caplog):
         found = action(state, StepInfo(1.0), something="else")
     assert found == {"dev": Loss(36.0, 4), "test": Loss(72.0, 2)}
     assert seen == [(found, state)]
-    assert caplog.messages == ["step 7, dev: total 36, n 4", "step 7, test: total 72, n 2"]
+    assert caplog.messages == [
+        "step 7, dev: Loss(total=36.0, n=4)",
+        "step 7, test: Loss(total=72.0, n=2)",
+    ]
 
 
 def test_a_processor_may_stop_a_loop():
@@ -246,6 +249,24 @@ def test_a_result_that_cannot_be_read_is_passed_over_with_a_warning(tmp_path, te
     assert found.current_best == Loss(16.0, 4)
     assert weight_in(tmp_path) == 2
     assert keeper(tmp_path)(State(30, 3.0)).current_best == Loss(16.0, 4)
+
+
+class Task(TrainTask):
+    def compute_loss(self, model, batch, *, step, rng):
+        return model(batch).square().mean()
+
+
+def test_training_goes_on_from_the_best_checkpoint(tmp_path):
+    task = Task(lambda: nn.Linear(1, 1))
+    state, step = task.initialize_train_state(0, torch.optim.Adam), task.make_training_step_fn()
+    for _ in range(3):
+        step(state, torch.ones(4, 1), 0)
+    assert keeper(tmp_path)(state).saved_train_state is not None
+    again = task.initialize_train_state(1, torch.optim.Adam, checkpoint_path=tmp_path)
+    assert again.step == 3
+    for s in (state, again):
+        step(s, torch.ones(4, 1), 0)
+    assert torch.equal(state.model.weight, again.model.weight)
 
 
 def test_an_error_while_saving_leaves_the_best_that_was(tmp_path, monkeypatch):

@@ -106,22 +106,6 @@ def test_steps_equal_a_loop_by_hand():
     assert all(p.grad is None for p in state.model.parameters())
 
 
-def test_a_step_at_ones_gives_the_known_loss_and_counts():
-    class Ones(BaseTrainTask):
-        def compute_loss(self, model, batch, *, step, rng):
-            return (model.weight - batch).square().mean()
-
-    model = nn.Linear(2, 1, bias=False)
-    nn.init.ones_(model.weight)
-    batch = torch.tensor([[3.0, -1.0]])
-    state, info = Ones().make_training_step_fn()(
-        TrainState(5, model, torch.optim.SGD(model.parameters(), 0.5)), batch, 0
-    )
-    assert info.loss == float(((batch - 1) ** 2).mean())
-    assert state.step == 6
-    assert model.weight.tolist() == [[2.0, 0.0]]  # 1 - 0.5 * 2 * (1 - b) / 2
-
-
 def test_buffers_are_updated_without_any_compilation():
     task = Squares(nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1)))
     state = task.initialize_train_state(0, torch.optim.SGD)
@@ -226,11 +210,6 @@ def test_generators_of_one_generator_differ_each_time():
     assert not torch.equal(first, second)
     again = torch.rand(9, generator=task.get_rng_dict(torch.Generator().manual_seed(0))["a"])
     assert torch.equal(first, again)
-
-
-def test_two_generators_of_one_name_are_refused():
-    with pytest.raises(ValueError, match=r"^generators .*names, got \('a', 'a'\)$"):
-        Squares(nn.Linear(1, 1), required_rngs=["a"]).get_rng_dict(0, ["a"])
 
 
 def test_a_step_depends_on_seed_and_step_alone_and_leaves_the_global_generator():
@@ -474,19 +453,6 @@ def test_the_log_has_step_and_loss(caplog):
 
 
 # -- as bobbin calls them ------------------------------------------------------------------------------
-
-
-def test_a_log_writer_without_step_info_logs_the_step(caplog):
-    task = Squares(nn.Linear(3, 1))
-    state = task.initialize_train_state(0, torch.optim.SGD)
-    state.step = 7
-    with caplog.at_level(logging.INFO):
-        task.make_log_writer()(state)
-        task.make_log_writer()(state, step_info=StepInfo(0.5))
-    assert [record.getMessage() for record in caplog.records] == [
-        "@step=7",
-        "@step=7, loss=0.500000",
-    ]
 
 
 @pytest.mark.parametrize("as_keyword", [False, True])

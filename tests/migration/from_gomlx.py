@@ -89,7 +89,7 @@ def _(names, value):
 @checks.of("trainer.on_exec_creation(lambda executor, mode: None)")
 def _(names, value):
     made, trainer = [], Trainer(nn.Linear(1, 1), nn.MSELoss(), torch.optim.SGD)
-    trainer.on_exec_creation(lambda executor, mode: made.append(mode.value))
+    trainer.on_exec_creation(lambda executor, mode: made.append(mode))
     batch = torch.ones(2, 1), torch.ones(2, 1)
     for _ in range(2):
         trainer.train_step(batch)

@@ -1,6 +1,8 @@
 """What PrayTools.jl gives for rows of ``docs/from_praytools_jl.md``: by its formulas and its tests."""
 
+import contextlib
 import copy
+import io
 import json
 import threading
 
@@ -321,20 +323,19 @@ def _(names, value):
     'cby, history = initevalcby(steps=50, accuracy=accuracy, resultdir="results", model=model)'
 )
 def _(names, value):
-    losses, lines = np.random.default_rng(0).uniform(size=7), []
-    cby, history = names["initevalcby"](
-        3, lambda: {"auc": 0.5}, "own results", names["model"], lines.append
-    )
-    for loss in losses:
-        cby(loss)
+    losses, lines = np.random.default_rng(0).uniform(size=7), io.StringIO()
+    cby, history = names["initevalcby"](3, lambda: {"auc": 0.5}, "own results", names["model"])
+    with contextlib.redirect_stdout(lines):
+        for loss in losses:
+            cby(loss)
     assert [(record["step"], record["auc"]) for record in history] == [(3, 0.5), (6, 0.5)]
     np.testing.assert_allclose(
         [record["loss"] for record in history], [losses[:3].mean(), losses[3:6].mean()]
     )
-    assert [line.split(":")[0] for line in lines] == ["3", "6"]
+    assert [line.split(":")[0] for line in lines.getvalue().splitlines()] == ["3", "6"]
     with open("own results/history.json") as file:
         assert json.load(file) == history
-    saved = torch.load("own results/model_6.pt", weights_only=True)["parameters"]
+    saved = torch.load("own results/model_6.pt", weights_only=True)
     close(saved.values(), names["model"].state_dict().values())
     assert names["history"] == []  # the page's has not been called
 

@@ -26,9 +26,9 @@ def test_one_rank_logs_a_line_per_epoch(found):
 
 
 def test_one_rank_shows_the_accuracies_of_a_selector_and_both_select(found):
-    # 2 epochs of 2 minibatches of 3 windows: 12 steps, of which every 2nd is judged
+    # 2 epochs of 2 minibatches of 3 windows: 12 steps
     first, second = found["shown"]
-    assert first == ["accuracy 0.5, the best so far 0.5"] * 6
+    assert first == ["accuracy 0.5, the best so far 0.5"] * 12
     assert second == []
 
 

@@ -41,11 +41,6 @@ def test_tree_reduce_keeps_the_order_and_is_as_deep_as_a_tree(n):
     assert depth[0] == math.ceil(math.log2(n))
 
 
-def test_tree_reduce_of_nothing_is_an_error():
-    with pytest.raises(ValueError, match=r"^there is nothing .*tree_reduce"):
-        tree_reduce([], max)
-
-
 @pytest.mark.parametrize("bs", [1, 2, 4, 7])
 def test_the_mean_weighted_by_sizes_is_the_gradient_of_the_whole(task, bs):
     loss, model, batch = task

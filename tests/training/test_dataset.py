@@ -120,11 +120,6 @@ def test_an_iterator_can_be_gone_through_once():
     assert "dataset 'stream' is a generator" in str(caught.value)
 
 
-def test_what_cannot_be_gone_through_is_no_dataset():
-    with pytest.raises(TypeError, match=r"^a dataset must be iterable, got int$"):
-        as_dataset(3)
-
-
 # -- in memory -----------------------------------------------------------------------------------------
 
 
@@ -230,7 +225,6 @@ def test_a_dataset_made_of_another_is_named_and_reset_with_it():
         data.reset()
         data.load_state_dict(data.state_dict())
     assert noted.resets == 3
-    assert Take(noted, 1, name="one").name == "one"
 
 
 def test_examples_become_batches_of_any_item():

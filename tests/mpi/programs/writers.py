@@ -38,11 +38,10 @@ def printed(run):
 
 
 def select(**settings):
-    lines = []
-    callback, best = bestmodelselector(nn.Linear(1, 1), lambda: 0.5, show=lines.append, every=2)
-    estimator(cb(callback), **settings).fit(x, y)
+    callback, best = bestmodelselector(nn.Linear(1, 1), lambda: 0.5, show=True)
+    text = printed(lambda: estimator(cb(callback), **settings).fit(x, y))
     assert best.value == 0.5  # on every rank
-    return lines
+    return [line for line in text.splitlines() if line.startswith("accuracy")]
 
 
 def log_lines():
