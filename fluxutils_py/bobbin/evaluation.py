@@ -420,10 +420,7 @@ class RunEvalKeepBest:
         path = self.dest / "results.json"
         # read late: only a result of this run tells which types the file has
         if self._best is None and path.exists():
-            try:
-                self._best = read_pytree_json_file(path, result)
-            except ValueError as error:
-                warn(f"{error}; it is ignored, and this model counts as the best so far")
+            self._best = self._read_best(path, result)
         if self._best is not None and not result.is_better_than(self._best):
             return self._best, None
         dump_pytree_json(result)  # raise before writing anything if the result cannot be written
@@ -436,6 +433,21 @@ class RunEvalKeepBest:
         write_pytree_json_file(path, result)
         self._best = result
         return result, checkpoint
+
+    def _read_best(self, path: Path, result: EvalResults) -> EvalResults | None:
+        """Return the best result of the folder; None, with a warning, if it cannot be read."""
+        best: EvalResults
+        try:
+            best = read_pytree_json_file(path, result)
+        except ValueError as error:
+            # its sequences may have other lengths than this result's: those of no data fit all
+            empty = self.run_eval.task.create_eval_results(self.tune_on)
+            try:
+                best = read_pytree_json_file(path, empty)
+            except ValueError:
+                warn(f"{error}; it is ignored, and this model counts as the best so far")
+                return None
+        return best
 
 
 def ranks_of(loop: object, comm: object) -> RankGroup:

@@ -251,6 +251,38 @@ def test_a_result_that_cannot_be_read_is_passed_over_with_a_warning(tmp_path, te
     assert keeper(tmp_path)(State(30, 3.0)).current_best == Loss(16.0, 4)
 
 
+@dataclass(frozen=True)
+class Largest(EvalResults):
+    """The largest outputs: fewer than two, of few data."""
+
+    values: tuple = ()
+
+    def reduce(self, other):
+        return Largest(tuple(sorted(self.values + other.values)[-2:]))
+
+    def is_better_than(self, other):
+        return sum(self.values) < sum(other.values)
+
+
+class LargestOutputs(SquaredOutput):
+    def create_eval_results(self, dataset_name):
+        return Largest()
+
+    def evaluate(self, batch, state):
+        return Largest(tuple(state.model(batch).square().flatten().tolist()))
+
+
+def test_a_best_result_of_another_length_is_read_after_a_restart(tmp_path):
+    def keeping(n):
+        run = RunEval(LargestOutputs(), {"dev": [torch.ones(n, 1)]})
+        return run.keep_best_checkpoint("dev", tmp_path)
+
+    assert keeping(2)(State(10, 1.0)).current_best == Largest((1.0, 1.0))
+    worse = keeping(1)(State(20, 3.0))
+    assert (worse.current_best, worse.saved_train_state) == (Largest((1.0, 1.0)), None)
+    assert weight_in(tmp_path) == 1
+
+
 class Task(TrainTask):
     def compute_loss(self, model, batch, *, step, rng):
         return model(batch).square().mean()
