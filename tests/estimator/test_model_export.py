@@ -2,8 +2,6 @@
 this package.
 """
 
-import subprocess
-import sys
 
 import numpy as np
 import pandas as pd
@@ -287,56 +285,6 @@ def test_labels_must_be_equal_where_one_class_is_clearly_the_most_probable(class
     got[1, 1], got[2, 0] = "a", "b"
     with pytest.raises(ExportError, match=r"label is .*b.* step 2, series 0, .*a"):
         _compare_labels("m", "label", got, want, probabilities, 0.01)
-
-
-CONSUMER = """
-import sys
-sys.modules["fluxutils_py"] = None  # as if it were not there
-import json, zipfile
-import numpy as np
-
-x = np.load("x.npy").transpose(2, 1, 0)  # (S, B, F)
-if sys.argv[1] == "onnx":
-    import onnxruntime
-    sys.modules["torch"] = None
-    session = onnxruntime.InferenceSession("model.pt2")
-    states = json.loads(session.get_modelmeta().custom_metadata_map["states"])
-    run = lambda *given: session.run(None, dict(zip(["x", *[s["name"] for s in states]], given)))
-else:
-    import torch
-    program = torch.export.load("model.pt2", extra_files=(extra := {"metadata.json": ""})).module()
-    states = json.loads(extra["metadata.json"])["states"]
-    run = lambda *given: [t.numpy() for t in program(*map(torch.from_numpy, given))]
-state = [np.full([x.shape[1] if n == "batch" else n for n in s["shape"]], s["initial"], s["dtype"]) for s in states]
-ys = []
-for t in range(len(x)):
-    y, *state = run(x[t : t + 1], *state)
-    ys.append(y)
-np.save("y.npy", np.concatenate(ys).transpose(2, 1, 0))
-assert not any(m.startswith("fluxutils_py.") for m in sys.modules)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("traced_once")
-def test_files_of_a_pipeline_run_without_this_package(x, with_gaps, tmp_path):
-    pipe = make_pipeline(SequenceImputer("ffill"), WinsorScaler(), plain_regressor(4, epochs=1))
-    pipe.fit(samples(with_gaps), samples(x[:1]))
-    np.save(tmp_path / "x.npy", with_gaps)
-    for format in ("onnx", "torch"):
-        export(pipe, tmp_path / "model.pt2", format)
-        done = subprocess.run(
-            [sys.executable, "-c", CONSUMER, format],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stderr
-        np.testing.assert_allclose(
-            np.load(tmp_path / "y.npy"), pipe.predict(with_gaps), rtol=1e-5, atol=1e-5
-        )
-        (tmp_path / "y.npy").unlink()
 
 
 def test_a_list_of_series_is_refused_by_a_check_with_the_remedy():

@@ -132,7 +132,7 @@ def test_pipelines_predict_stream_save_and_export(x, tmp_path):
     y = x[:1].cumsum(2) / 50
     pipe = make_pipeline(
         SequenceFeatures(lags=[2], exponential_means=[9], rolling=()),
-        SequenceRegressor(cell="linear"),
+        SequenceRegressor(4, cell="gru", epochs=1, random_state=0),
     ).fit(samples(x), samples(y))
     whole = pipe.predict(x)
     live = stream(pipe, N)

@@ -205,6 +205,7 @@ NETS = {
 }
 
 
+@pytest.mark.apart
 @pytest.mark.slow
 @pytest.mark.parametrize("net", NETS)
 @pytest.mark.parametrize("delay", [0, 4])
