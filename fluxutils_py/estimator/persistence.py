@@ -185,7 +185,7 @@ def estimator_of(
     est = cls(**{**{k: v for k, v in stored.items() if k in known}, **arguments})
     # settings depend on what the fit has chosen
     est.fitted_parts_ = attributes["fitted_parts_"]
-    with _errors_unless_given(arguments, path):
+    with errors_unless_given(arguments, path):
         settings = est.resolved_params()
     if isinstance(settings.model, NotStored):
         raise LoadError(
@@ -197,7 +197,7 @@ def estimator_of(
     device = check_device(settings.device)
     n_in = est.fitted_parts_.layout.features
     build = partial(build_model, settings.model, n_in, attributes["n_outputs_"], dtype, None)
-    with _errors_unless_given(arguments, path):
+    with errors_unless_given(arguments, path):
         model = _build(build, parameters, of_any_size, code["model"], path).to(device)
     with load_errors(path):
         model.load_state_dict(parameters)
@@ -420,10 +420,12 @@ def load_errors(path: object) -> Iterator[None]:
         raise LoadError(f"{path} is damaged ({type(error).__name__}: {error})") from error
 
 
-def _errors_unless_given(
+def errors_unless_given(
     arguments: Mapping[str, object], path: object
 ) -> contextlib.AbstractContextManager[None]:
-    # with arguments from the caller, an error may come from these, and is shown as it is
+    """Turn errors into LoadErrors; with arguments from the caller, an error may come from these,
+    and is shown as it is.
+    """
     return contextlib.nullcontext() if arguments else load_errors(path)
 
 

@@ -194,7 +194,7 @@ def load(path: object, *, trusted: Sequence[str | type] = (), **arguments: Any) 
         estimators.append(_load_estimator(described, path, arguments))
         return estimators[-1]
 
-    with persistence.load_errors(path):
+    with persistence.errors_unless_given(arguments, path):
         if content["format"] == 1:
             made = old_files.read_object(content["object"], build)
         elif content["format"] == FORMAT:

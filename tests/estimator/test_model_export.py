@@ -2,7 +2,6 @@
 this package.
 """
 
-
 import numpy as np
 import pandas as pd
 import pytest

@@ -223,6 +223,13 @@ def own_net(n_in, n_out, width=2):
     return torch.nn.Sequential(Own(n_in, width), torch.nn.Linear(width, n_out))
 
 
+def test_arguments_that_an_estimator_in_a_pipeline_does_not_take_are_named(tmp_path):
+    pipe = make_pipeline(SequenceScaler(), SequenceRegressor(3, cell="gru", epochs=1))
+    fluxutils_py.save(pipe.fit(samples(X), samples(X[:1])), tmp_path / "pipe")
+    with pytest.raises(TypeError, match=r"arguments model; SequenceRegressor takes .*cell"):
+        fluxutils_py.load(tmp_path / "pipe", model=Own(F, 1))
+
+
 @pytest.mark.slow
 def test_settings_that_a_search_has_found_are_those_of_the_loaded_model(tmp_path):
     est = Estimator(own_net, spec={"epochs": 1, "batchsize": 7, "seqsize": 5}, random_state=0)
