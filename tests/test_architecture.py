@@ -80,6 +80,7 @@ NEIGHBOURS_APART = {
             "saving",
             "forecasting",
             "explaining",
+            "auto",
             "estimator",
             "transformers",
         )
