@@ -108,9 +108,9 @@ def test_an_exported_file_forecasts_any_number_of_series(tmp_path):
     settings = {"network": "segments", "max_steps": 1, "hidden_size": 3, "n_models": 1}
     settings |= {"calibrate": False, "verbose": False, "comm": None, "transform": "none"}
     fc = Forecaster(15, SEASON, **settings).fit(values(3, 60))  # two segments are forecast
-    fc.export(tmp_path / "fc.onnx")
+    fc.export(tmp_path / "fc.pt2", "torch")
     for n in (1, 3):
-        assert fc.check_export(tmp_path / "fc.onnx", values(n, 20)) < 1e-5
+        assert fc.check_export(tmp_path / "fc.pt2", values(n, 20)) < 1e-5
 
 
 @pytest.mark.slow
