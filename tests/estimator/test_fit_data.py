@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from fluxutils_py.auto import trial_fits
 from fluxutils_py.estimator.fit_loop import FitLoop
+from fluxutils_py.estimator.fitting import BegunFit
 from tests.plain_networks import plain_regressor
 
 X = np.random.default_rng(0).normal(size=(2, 6, 9))
@@ -11,7 +11,7 @@ X = np.random.default_rng(0).normal(size=(2, 6, 9))
 
 def test_assembling_changes_nothing_of_the_estimator(monkeypatch):
     assembled = []
-    monkeypatch.setattr(trial_fits, "train", lambda begun, training: assembled.append(training))
+    monkeypatch.setattr(BegunFit, "train", lambda begun, training: assembled.append(training))
     est = plain_regressor(2, epochs=1, batchsize=2, verbose=False, random_state=0)
     before = dict(vars(est))
     est.fit(X, X[:1])
