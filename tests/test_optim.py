@@ -435,3 +435,11 @@ def test_nadam_goes_on_bit_for_bit_from_its_state(kind, dtype):
         return p.detach()
 
     assert torch.equal(run(9), run(9, reload_at=4))
+
+
+def test_a_chain_comes_back_from_a_pickle():
+    chain = Chain(ClipNorm(0.5), partial(SGD, lr=0.1))
+    again = pickle.loads(pickle.dumps(chain))
+    assert repr(again) == repr(chain)
+    ps, qs = params(), params()
+    assert_near(run(again(ps), ps), run(chain(qs), qs), 0)

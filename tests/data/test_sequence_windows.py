@@ -616,3 +616,11 @@ def test_an_answer_at_the_last_step_needs_its_input(seqsize):
             read(bad)
         bad[:, n, end - 1] = 0  # outside the series anything may stand
         read(bad)
+
+
+def test_changed_windows_are_others_of_the_same_data():
+    windows = cut(*arrays())
+    other = windows.changed(gap_value=np.nan, seqsize=2)
+    assert (np.isnan(other.gap_value), other.seqsize) == (True, 2)
+    assert (windows.gap_value, windows.seqsize) == (0, 3)
+    assert other.x is windows.x

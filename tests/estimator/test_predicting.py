@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from fluxutils_py import Estimator, timesteps
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.estimator.predicting import PredictionWriter
 from fluxutils_py.training.predictor import Prediction
@@ -50,3 +51,13 @@ def test_what_cannot_be_written_to_is_found_before_anything_is(out, error, messa
 def test_integers_cannot_hold_numbers():
     with pytest.raises(DataError, match=r"^out .*int64, .*float64"):
         PredictionWriter(np.zeros((G, N, T), int), N, T).write(next(blocks()))
+
+
+def test_a_given_state_is_that_before_the_run_not_before_its_context():
+    x = np.random.default_rng(0).normal(size=(3, 2, T))
+    est = Estimator(spec={"epochs": 1, "batchsize": 2, "seqsize": T}).fit(x, x[:1])
+    whole = est.predict(x)
+    _, state = est.predict(x[:, :, :5], return_state=True)
+    view = timesteps(x, context=3)[5:]
+    found = est.predict(view, state=state)  # (T - 5, N), as the rows of the view
+    np.testing.assert_allclose(found, whole[0, :, 5:].T, atol=1e-6)

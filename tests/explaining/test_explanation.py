@@ -46,7 +46,6 @@ def test_ranks():
     assert "1.0e-06" in repr(e)
 
 
-@pytest.mark.slow
 def test_the_map_has_the_attributions():
     image = make(A).plot()
     assert (image.get_array() == A).all()

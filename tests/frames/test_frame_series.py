@@ -252,6 +252,14 @@ def test_one_label_per_series():
         from_frame(df, "town", "at", x=["wind"], y="sky", per_series=True)
 
 
+def test_several_targets_per_series():
+    df = long_frame((9, 9, 9))
+    df["a"] = df["town"].str[1:].astype(float)
+    df["b"] = df["a"] * 10
+    series = from_frame(df, "town", "at", x=["wind"], y=["a", "b"], per_series=True)
+    np.testing.assert_array_equal(series.y, [[0, 0], [1, 10], [2, 20]])
+
+
 def test_another_frame_is_read_by_the_same_rules():
     train = long_frame((12, 12))
     series = from_frame(train, "town", "at", x=["wind"], y="load")

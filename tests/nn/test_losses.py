@@ -669,3 +669,8 @@ def test_losses_of_parts_add_up_to_that_of_the_whole(criterion, weighted):
 def test_labels_out_of_range_are_left_to_the_criterion():
     loss = seqloss(nn.CrossEntropyLoss(torch.tensor([1.0, 2.0, 3.0])))
     assert loss.divisors(torch.tensor([[[0], [5]]])) == [1.0 + 3.0]
+
+
+def test_a_criterion_without_settings_is_a_mean():
+    assert seqloss(lambda o, y: (o - y).square().mean()).is_mean
+    assert not seqloss(functools.partial(F.mse_loss, reduction="sum")).is_mean

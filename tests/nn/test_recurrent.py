@@ -448,3 +448,13 @@ def test_bare_layers_are_found_by_name():
     )
     assert unwrapped_recurrent(model) == ["b", "c.1"]
     assert unwrapped_recurrent(LSTM(F, H)) == []
+
+
+def test_a_trained_start_of_one_tensor():
+    layer = Recur(nn.RNNCell(3, 2), trainable_init=True)
+    with torch.no_grad():
+        for start in layer.initial_state:
+            start.fill_(0.5)
+    x = torch.randn(4, 5, 3)
+    expected = layer.module(x[0], torch.full((5, 2), 0.5))
+    torch.testing.assert_close(layer(x)[0], expected)

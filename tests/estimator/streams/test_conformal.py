@@ -28,6 +28,7 @@ def test_quantile_is_the_smallest_with_enough_scores_below(n, level):
 def test_too_few_scores_give_an_infinite_quantile_and_a_warning():
     with pytest.warns(UserWarning, match=r"8 errors .* interval of 0\.9, .* needs 9"):
         assert conformal_quantile(np.arange(8.0), 0.9) == math.inf
+    assert conformal_quantile(np.arange(9.0), 0.9) == 8
 
 
 def test_a_further_score_is_below_as_often_as_promised():
