@@ -22,7 +22,7 @@ from fluxutils_py.estimator.nested_parameters import NestedParamsMixin
 from fluxutils_py.estimator.persistence import load_estimator, save_estimator
 from fluxutils_py.estimator.predicting import run_predict
 from fluxutils_py.estimator.scoring import run_score
-from fluxutils_py.estimator.spec import explains_arguments
+from fluxutils_py.estimator.spec import Settings, explains_arguments
 from fluxutils_py.estimator.streams.streaming import EstimatorStream
 from fluxutils_py.estimator.streams.watched_stream import StreamOptions, watched_stream
 from fluxutils_py.nn.parameters import Freeze
@@ -633,6 +633,13 @@ class Estimator(CallbackSupport, NestedParamsMixin, BaseSeriesEstimator):
         if not vars(self).get(ATTRIBUTE):
             return self._fit  # the way that a reader of a traceback follows
         return within_callbacks(self, self._fit)
+
+    def resolved_params(self) -> Settings:
+        """Return the constructor's arguments, with defaults in place of None.
+
+        Internal, as is ``fitted_parts_``: both may change without notice.
+        """
+        return Settings.from_estimator(self)
 
     def __sklearn_tags__(self) -> Any:
         # what scikit-learn's tools and checks may give an estimator

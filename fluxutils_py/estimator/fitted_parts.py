@@ -124,11 +124,8 @@ class BaseSeriesEstimator(BaseEstimator):
     classes_: np.ndarray
 
     def resolved_params(self) -> Settings:
-        """Return the constructor's arguments, with defaults in place of None.
-
-        Internal, as is ``fitted_parts_``: both may change without notice.
-        """
-        return Settings.from_estimator(self)
+        """Return the constructor's arguments, with defaults in place of None."""
+        raise NotImplementedError
 
 
 def input_schema(est: BaseSeriesEstimator, settings: Settings, parts: FittedParts | None) -> Schema:
