@@ -508,7 +508,6 @@ def test_without_a_checkpointer_no_data_are_digested(monkeypatch):
     make().fit(X, Y)
 
 
-@pytest.mark.slow
 def test_a_warm_fit_with_a_schedule_is_of_the_settings_it_began_with(tmp_path):
     halving = {"lr_schedule": partial(lr_scheduler.StepLR, step_size=1, gamma=0.5)}
     est = make(tmp_path, **halving).set_params(warm_start=True)

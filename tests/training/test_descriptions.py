@@ -52,3 +52,14 @@ def test_texts_are_those_of_earlier_versions():
         "a.1": "'x'",
         "a.2": "(2, 3)",
     }
+
+
+def test_attributes_of_modules_count_where_they_are_settings():
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.sizes, self.found = [1, 2], [object()]
+
+    texts = describe("m", Own())
+    assert texts["m.sizes"] == "(1, 2)"
+    assert not any(name.startswith("m.found") for name in texts)
