@@ -39,6 +39,10 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.pop("COLUMNS", None)
 
 TESTS = Path(__file__).parent
+# ``pytest`` alone does not put the root there, as ``python -m pytest`` does: processes that tests
+# start take this path, and find helpers of the tests by it
+if str(TESTS.parent) not in sys.path:
+    sys.path.append(str(TESTS.parent))
 # whose examples in docstrings take seconds
 SLOW_EXAMPLES = ("model_export.py",)
 
