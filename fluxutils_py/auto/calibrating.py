@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,7 +40,24 @@ class HeldOut:
         """Return the errors of a model; rows of the result are the held-out series, in order."""
         if len(self.windows.y) != 1:
             raise SpecError(f"interval: y is {len(self.windows.y)} arrays; give one")
-        held = self.windows.segments
+
+        def errors_that_count(target: np.ndarray, out: np.ndarray, w: np.ndarray) -> np.ndarray:
+            return np.where(w[:, :, None] > 0, self._errors(target, out), np.nan)
+
+        errors = self.collect(model, errors_that_count)
+        of_every_series = errors.shape[1] == self.windows.x[0].N and not self.codec.per_series
+        if self.codec.per_series:
+            errors = _last_known(errors)
+        return Calibration.of(errors, of_every_series)
+
+    def collect(self, model: nn.Module, values: Callable[..., np.ndarray]) -> np.ndarray:
+        """Return an array (K, M, S) of the held-out steps of M series, NaN where a series has
+        fewer: the last steps of all stand side by side.
+
+        ``values(target, out, weight)`` makes (S, B, K) from encoded targets (S, B, G), outputs and
+        weights (S, B) of a block.
+        """
+        held = self.windows.of_rank(self.windows.segments)
         n_series = self.windows.x[0].N
         first = np.full(n_series, np.iinfo(int).max)
         last = np.full(n_series, -1)
@@ -49,52 +66,37 @@ class HeldOut:
         chosen = np.flatnonzero(last >= 0)
         row_of = np.cumsum(last >= 0) - 1
         n_steps = int((last - first)[chosen].max())
-        errors: np.ndarray | None = None
-        rows = self.whole[np.isin(self.whole.series, chosen)]
-        for of_block, series, steps in self._blocks(model, rows):
-            if errors is None:
-                errors = np.full((of_block.shape[2], len(chosen), n_steps), np.nan)
+        rows = self.windows.of_rank(self.whole)
+        rows = rows[np.isin(rows.series, chosen)]
+        collected: np.ndarray | None = None
+        for found, series, steps in self._blocks(model, rows, values):
+            if collected is None:
+                collected = np.full((found.shape[2], len(chosen), n_steps), np.nan)
             is_held = (steps >= first[series]) & (steps < last[series])
             s, b = np.nonzero(is_held)
             n = series[b]
             # by the end: the last steps of all series stand side by side
             place = n_steps - (last[n] - steps[s, b])
-            errors[:, row_of[n], place] = of_block[s, b].T
-        assert errors is not None
-        if self.codec.per_series:
-            errors = _last_known(errors)
-        of_every_series = len(chosen) == n_series and not self.codec.per_series
-        return Calibration.of(errors, of_every_series)
+            collected[:, row_of[n], place] = found[s, b].T
+        assert collected is not None
+        return collected
 
     def _blocks(
-        self, model: nn.Module, segments: Segments
+        self, model: nn.Module, segments: Segments, values: Callable[..., np.ndarray]
     ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Yield errors (S, B, G) of some rows, the series (B,) of the rows, and the steps (S, B) of
-        the arrays.
+        """Yield the values (S, B, K) of some rows, the series (B,) of the rows, and the steps
+        (S, B) of the arrays.
         """
-        windows = SequenceWindows(
-            self.windows.x,
-            batchsize=self.spec.batchsize,
-            seqsize=self.spec.seqsize or segments.max_length,
-            overlap=self.spec.overlap,
-            segments=segments,
-        )
-        windows.check()
-        part = slice(0, len(segments))
-        predictor = Predictor(model, windows, part=part, precision=self.spec.precision)
         (y,) = self.windows.y
         weight = self.windows.weight
-        for p in predictor:
-            rows = segments[p.series]
-            target = y.read(rows, p.steps.start, p.steps.stop)
-            (out,) = p.y
-            errors = self._errors(target, out)
-            steps = np.arange(p.steps.start, p.steps.stop)[:, None]
-            counts = (steps >= self.windows.burn_in) & (steps < rows.length)
+        for out, rows, start in outputs_of(model, self.windows, segments, self.spec):
+            stop = start + len(out)
+            target = y.read(rows, start, stop)
+            steps = np.arange(start, stop)[:, None]
+            w = ((steps >= self.windows.burn_in) & (steps < rows.length)).astype(float)
             if weight is not None:
-                counts &= weight.read(rows, p.steps.start, p.steps.stop) > 0
-            errors = np.where(counts[:, :, None], errors, np.nan)
-            yield errors, rows.series, steps + rows.start
+                w *= weight.read(rows, start, stop)
+            yield values(target, out, w), rows.series, steps + rows.start
 
     def _errors(self, target: np.ndarray, out: np.ndarray) -> np.ndarray:
         """Return the errors (S, B, G) of outputs in the units of the user, NaN without a target."""
@@ -113,6 +115,26 @@ class HeldOut:
         error = target.astype(np.float64) - out
         error[~np.isfinite(error)] = np.nan
         return error if self.codec.scale is None else error * self.codec.scale.scale
+
+
+def outputs_of(
+    model: nn.Module, windows: SequenceWindows, rows: Segments, spec: Spec
+) -> Iterator[tuple[np.ndarray, Segments, int]]:
+    """Run a model over rows of the inputs of windows, from the start of each; yield block by block
+    its outputs (S, B, G), the rows (B), and the first step, which counts from the start of a row.
+    """
+    windows = SequenceWindows(
+        windows.x,
+        batchsize=spec.batchsize,
+        seqsize=spec.seqsize or rows.max_length,
+        overlap=spec.overlap,
+        segments=rows,
+    )
+    windows.check()
+    part = slice(0, len(rows))
+    for p in Predictor(model, windows, part=part, precision=spec.precision):
+        (out,) = p.y
+        yield out, rows[p.series], p.steps.start
 
 
 def _last_known(errors: np.ndarray) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 from collections.abc import Iterator, Sequence
@@ -34,6 +35,7 @@ FLOOR = 1e-3
 MOST_LENGTH = 1 << 32  # of a series
 FEW_ROWS = 100
 MOST_STEPS = 100_000  # that are rows of a regression, taken at random from longer data
+STEPS_AT_ONCE = 2048  # of all series of a window
 BLOCK_STEPS = 100  # of one series, which are left out together: neighbours resemble one another
 
 
@@ -150,6 +152,7 @@ def fit_closed_form_parts(
     scales = [module for module in model.modules() if isinstance(module, InputScale)]
     if not scales:
         return None
+    batches = _in_long_windows(batches)
     counting = _learn_scales(scales, batches, ranks, task.per_series)
     if is_closed_form(model) and counting.n_rows and not counting.of_outputs.all():
         missing = np.flatnonzero(counting.of_outputs == 0).tolist()
@@ -158,6 +161,15 @@ def fit_closed_form_parts(
     for part in closed_form_parts(model):
         head = _fit_part(part, batches, ranks, task, counting)
     return head
+
+
+def _in_long_windows(batches: TensorBatches) -> TensorBatches:
+    """Return the same steps in fewer windows, of few series: each costs as much as many steps."""
+    windows = batches.windows
+    n_rows = min(windows.batchsize, len(windows.segments))
+    longer = copy.copy(batches)
+    longer.windows = windows.changed(seqsize=max(windows.seqsize, STEPS_AT_ONCE // n_rows))
+    return longer
 
 
 def _fit_part(

@@ -221,11 +221,16 @@ class _SequenceEstimator(Estimator):
     @property
     def cell_(self) -> Any:
         """The model of the fit: what ``cell`` is, or what "auto" has chosen."""
+        chosen = self.choice_.cell
+        return chosen if _is_auto(self.cell) else self.cell
+
+    @property
+    def choice_(self) -> FitChoice:
+        """What "auto" stood for in the fit, and what trials showed; ``print`` makes a table."""
         parts: FittedParts | None = getattr(self, "fitted_parts_", None)
-        if parts is None:
-            raise AttributeError("cell_ is what a fit has chosen; there was none")
-        chosen = parts.choice
-        return chosen.cell if chosen is not None and _is_auto(self.cell) else self.cell
+        if parts is None or parts.choice is None:
+            raise AttributeError("choice_ is what a fit has chosen; there was none")
+        return parts.choice
 
     def resolved_params(self) -> Settings:
         parts: FittedParts | None = getattr(self, "fitted_parts_", None)

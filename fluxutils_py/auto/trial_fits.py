@@ -4,20 +4,21 @@ data, and fit what has a closed form.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 
-from fluxutils_py.auto.calibrating import HeldOut
+from fluxutils_py.auto.calibrating import HeldOut, outputs_of
 from fluxutils_py.auto.choice_of_model import DataSize
 from fluxutils_py.auto.closed_form_fit import ClosedFormTask, fit_closed_form_parts
 from fluxutils_py.auto.last_targets import steps_to_learn_from
+from fluxutils_py.auto.trials import choice_after_trials, errors_by_block
+from fluxutils_py.data import SeriesArray
 from fluxutils_py.errors import DataError, ShapeError, SpecError, warn
-from fluxutils_py.estimator.fit_data import FitData, spec_of_call, total_batchsize
+from fluxutils_py.estimator.fit_data import FitData, Split, spec_of_call, total_batchsize
 from fluxutils_py.estimator.fit_loop import FitLoop
-from fluxutils_py.estimator.fitted_parts import FitChoice
 from fluxutils_py.estimator.fitting import BegunFit, begun_fit, no_groups
 from fluxutils_py.estimator.same_fit import require_same_fit
 from fluxutils_py.estimator.spec import Settings
@@ -25,18 +26,17 @@ from fluxutils_py.estimator.streams.conformal import Calibration
 from fluxutils_py.inputs.inputs import Inputs
 from fluxutils_py.nn.closed_form_model import closed_form_parts, is_closed_form
 from fluxutils_py.nn.model_windows import takes_gaps
-from fluxutils_py.nn.ready_made import LinearPlusNetwork
 from fluxutils_py.nn.states import reset
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.reporting.progress import say_stage
 from fluxutils_py.training.minibatch import TensorBatches
 from fluxutils_py.training.step_info import StepInfo
-from fluxutils_py.training.window_step import evaluate_windows
 
 TRIAL_FRACTION = 0.2
 MAX_IN_TIME = 9  # of which a trial holds out the ends, not whole ones
-CLEARLY = 0.97  # of the loss of the linear model, below which a network is worth it
-GAINS = (0.0, 0.25, 0.5, 0.75, 1.0)
+MOST_KEPT = 1 << 26  # outputs of the linear part, of all steps
+TRIAL_UPDATES = 200  # at most
+WARM_UP = 256  # steps before a part that is held out, for the state
 
 
 def run_auto_fit(est: Any, *series: Any, groups: object = None, **call: Any) -> None:
@@ -170,6 +170,31 @@ class ReadyMadeLoop(FitLoop):
         if takes_gaps(self.model):
             fit_closed_form_parts(self.model, self.windows, ranks, self.task)
 
+    def _run_begins(self) -> None:
+        if self.makes_updates:
+            self._keep_outputs_of_linear_part()
+        super()._run_begins()
+
+    def _keep_outputs_of_linear_part(self) -> None:
+        """Compute what the linear part makes of the training data once, not for each update, since
+        it is held still: the model gets it as a second input.
+        """
+        linear = next(closed_form_parts(self.model), None)
+        windows = self.data.windows
+        n_series, n_steps = windows.x[0].N, windows.x[0].T
+        if linear is None or linear.head.out_features * n_series * n_steps > MOST_KEPT:
+            return
+        is_long = linear.head.weight.dtype == torch.float64
+        shape = (linear.head.out_features, n_series, n_steps)
+        kept = np.zeros(shape, np.float64 if is_long else np.float32)
+        for out, rows, first in outputs_of(linear, windows, windows.segments, self.data.spec):
+            ends = np.minimum(rows.length, first + len(out))
+            for i, series in enumerate(rows.series):
+                of_row = out[: max(ends[i] - first, 0), i].T
+                start = rows.start[i] + first
+                kept[:, series, start : start + of_row.shape[1]] = of_row
+        self.windows.windows = windows.changed(x=(*windows.x, SeriesArray(kept, "outputs")))
+
 
 def read_groups(groups: object, inputs: Inputs) -> np.ndarray | None:
     """Return a number from 0 for each series: that of its group.
@@ -196,44 +221,44 @@ def read_groups(groups: object, inputs: Inputs) -> np.ndarray | None:
 
 
 def choose(begun: BegunFit, groups: object) -> Settings:
-    """Return the settings of the model that is chosen for the data, after a trial if need be."""
+    """Return the settings of the model that is chosen for the data, after trials if need be."""
     est: Any = begun.est
     choice = est.choose(DataSize.of(begun.data), begun.data.is_fit)
     settings: Settings = est.settings_of(choice)
     if choice.needs_trial:
-        line = "trying the network on a part of the data that is held out"
+        line = "trying the network on parts of the data that are held out"
         say_stage(settings.verbose, begun.ranks, line)
-        settings = est.settings_of(_choice_after_trial(settings, begun, choice, groups))
+        short = replace(choice, max_updates=min(choice.max_updates, TRIAL_UPDATES))
+        errors = _errors_of_trials(est.settings_of(short), begun, groups)
+        settings = est.settings_of(choice_after_trials(choice, errors))
     return settings
 
 
-def _choice_after_trial(
-    settings: Settings, begun: BegunFit, choice: FitChoice, groups: object
-) -> FitChoice:
-    """Return the choice with the gain of the network that does best on data that are held out.
+def _errors_of_trials(settings: Settings, begun: BegunFit, groups: object) -> np.ndarray:
+    """Return the errors of held-out blocks with each gain of the network, (n_blocks, n_gains).
 
-    They are the last fifth of few series, or a fifth of many. Where the network adds nothing, the
-    choice is the linear model alone.
+    Of few series, one trial learns from the first three fifths and holds out the fourth, another
+    learns from four fifths and holds out the last; of many, one trial holds out a fifth of them.
     """
-    held_out, loop = fit_of_part(begun, settings, MAX_IN_TIME, groups)
-    assert held_out.validation is not None
-    model = loop.model
-    ranks = begun.ranks
-    windows = held_out.validation.changed(gap_value=math.nan)
-    validation = loop.on_device(windows, ranks)
-    losses = {}
-    sums = [module for module in model.modules() if isinstance(module, LinearPlusNetwork)]
-    for gain in GAINS:
-        for module in sums:
-            module.gain = gain
-        losses[gain] = evaluate_windows(
-            model, held_out.loss, validation, ranks, held_out.spec.precision
-        )
-    best = min(losses, key=lambda gain: math.inf if math.isnan(losses[gain]) else losses[gain])
-    if not losses[best] < CLEARLY * losses[0.0]:
-        best = 0.0
-    cell = choice.cell if best > 0 else "linear"
-    return replace(choice, cell=cell, gain=best, needs_trial=False)
+    data = begun.data
+    last = data.split(TRIAL_FRACTION, begun.seed, MAX_IN_TIME)
+    splits = [last]
+    in_time = bool(last.training.length.all())
+    if in_time:
+        before = replace(data, counted=last.training)
+        fraction = TRIAL_FRACTION / (1 - TRIAL_FRACTION)
+        splits.insert(0, before.split(fraction, begun.seed, MAX_IN_TIME))
+    errors = []
+    for split in splits:
+        held_out, loop = fit_of_part(begun, settings, split, groups)
+        assert held_out.validation is not None
+        held = held_out.validation.segments
+        begins = data.inputs.all_series().start[held.series]
+        warm_up = np.minimum(WARM_UP, held.start - begins)
+        whole = replace(held, start=held.start - warm_up, length=held.length + warm_up)
+        part = HeldOut(held_out.validation, whole, held_out.codec, held_out.spec)
+        errors.append(errors_by_block(part, loop.model, 1 if in_time else 0, begun.ranks))
+    return np.concatenate(errors)
 
 
 def _calibration_of(begun: BegunFit, loop: FitLoop) -> Calibration:
@@ -265,7 +290,8 @@ def _calibration_by_trial(
                 "interval: one series with one target cannot be held out; give more series, or "
                 "validation_data"
             )
-    held_out, loop = fit_of_part(begun, settings, max_in_time, groups)
+    split = begun.data.split(TRIAL_FRACTION, begun.seed, max_in_time)
+    held_out, loop = fit_of_part(begun, settings, split, groups)
     assert held_out.validation is not None
     whole = held_out.inputs.segments()
     part = HeldOut(held_out.validation, whole, held_out.codec, held_out.spec)
@@ -273,9 +299,9 @@ def _calibration_by_trial(
 
 
 def fit_of_part(
-    begun: BegunFit, settings: Settings, max_in_time: int, groups: object = None
+    begun: BegunFit, settings: Settings, split: Split, groups: object = None
 ) -> tuple[FitData, FitLoop]:
-    """Fit a model on all but the last fifth of few series, or a fifth of many.
+    """Fit a model on the training part of a split.
 
     Return the data, whose ``validation`` is the rest, and the loop, done. The estimator and
     its generator stay as they are.
@@ -283,7 +309,6 @@ def fit_of_part(
     trial = replace(settings, callbacks=None, verbose=False)
     spec = replace(spec_of_call(trial, begun.epochs, begun.data.is_fit), patience=None)
     batchsize = total_batchsize(trial, begun.ranks.size, begun.saved)
-    split = begun.data.split(TRIAL_FRACTION, begun.seed, max_in_time)
     held_out = begun.data.cut(trial, spec, batchsize, split)
     fitted = replace(held_out, validation=None)
     loop = ReadyMadeLoop(begun, fitted, groups, np.random.default_rng(begun.seed))

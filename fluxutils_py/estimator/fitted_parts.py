@@ -39,6 +39,9 @@ class FitChoice:
         Whether a fit on four fifths of the data is to find the gain first.
     gain : float
         Factor of what the network adds to the linear model.
+    tried : tuple of tuples of float
+        What trials showed: a gain, and its error in each block of data that were held out, relative
+        to that of the linear model.
     hidden_size, lr, dropout, input_noise, max_updates, batchsize, seqsize
         See :class:`fluxutils_py.SequenceRegressor`.
     """
@@ -59,13 +62,31 @@ class FitChoice:
     scale_input: bool = True
     needs_trial: bool = False
     gain: float = 1.0
+    tried: tuple[tuple[float, ...], ...] = ()
 
     def describe(self, n_updates: int) -> str:
-        """Return a line that says what is fitted."""
+        """Return what is fitted, and what trials showed."""
+        how = f"up to {n_updates} updates"
         if self.cell in ("kernels", "linear"):
-            return f"cell={self.cell!r}, fitted in closed form"
-        gain = f", which counts {self.gain:g}" if self.gain < 1 else ""
-        return f"cell={self.cell!r}{gain}, up to {n_updates} updates"
+            how = "fitted in closed form"
+        return "\n".join([f"{self._named()}, {how}", *self._table()])
+
+    def __str__(self) -> str:
+        return "\n".join([self._named(), *self._table()])
+
+    def _named(self) -> str:
+        gain = f", which counts {self.gain:g}" if 0 < self.gain < 1 else ""
+        return f"cell={self.cell!r}{gain}"
+
+    def _table(self) -> list[str]:
+        """Return lines with the errors of the gains that were tried."""
+        if not self.tried:
+            return []
+        lines = ["gain | errors of held-out blocks, relative to those of the linear model"]
+        for gain, *errors in self.tried:
+            taken = " <- taken" if gain == self.gain else ""
+            lines.append(f"{gain:4.1f} | {' '.join(f'{e:.3f}' for e in errors)}{taken}")
+        return lines
 
 
 @dataclass(frozen=True, eq=False)

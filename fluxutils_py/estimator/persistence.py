@@ -304,7 +304,7 @@ def _choice_of_flat(chosen: dict[str, Any] | None, settings: dict[str, Any]) -> 
     if chosen is None:  # nothing was "auto"
         chosen = asdict(FitChoice("linear+lstm"))
     given = {k: settings[k] for k in NOW_CHOSEN if settings.get(k, "auto") != "auto"}
-    return {"scale_input": True, **chosen, **given}
+    return {"scale_input": True, "tried": (), **chosen, **given}
 
 
 def _spec_of_flat(settings: dict[str, Any]) -> dict[str, Any]:

@@ -72,7 +72,8 @@ class LinearPlusNetwork(nn.Module):
         nn.init.zeros_(self.head.bias)
         self.gain = gain
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, linear: Tensor | None = None) -> Tensor:
+        """Return the sum; ``linear`` is what the linear model makes of ``x``, if it is known."""
         scaled = self.linear.scale(x)
         seen = scaled
         level = scaled
@@ -85,7 +86,7 @@ class LinearPlusNetwork(nn.Module):
         added: Tensor = self.head(self.dropout(self.network(inputs)))
         # Where a level leaves what was seen, the linear model goes on, and a network knows nothing.
         trust = (LARGEST + 1 - level.abs().amax(-1, keepdim=True)).clamp(0, 1)
-        linear: Tensor = self.linear(x)
+        linear = self.linear(x) if linear is None else linear.nan_to_num()
         return linear + self.gain * trust * added
 
 
@@ -96,8 +97,8 @@ class MeanModel(nn.Module):
         super().__init__()
         self.members = nn.ModuleList(members)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.stack([member(x) for member in self.members]).mean(0)
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return torch.stack([member(*inputs) for member in self.members]).mean(0)
 
 
 class MeanOfKernels(MeanModel):
