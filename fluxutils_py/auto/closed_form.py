@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from fluxutils_py.errors import DataError
 from fluxutils_py.parallel import RankGroup
 
-N_ALPHAS = 13
+PENALTIES = np.logspace(-4, 2, 13).tolist()  # relative to the mean squared length of a row
 MOST_ROWS = 4000  # of which the products with one another are kept: the dual form
 FIXED_PENALTY = 1e-4  # times the mean squared length of a row, and the sum of weights
 CLEARLY = 0.9  # of an error, below which features that are richer are worth it
@@ -75,6 +75,10 @@ class ClosedFormHead(NamedTuple):
     targets, weights : Tensor of shape (m, G), float64
         Of these rows. Outputs with other weights than others have rows of their own, in which those
         have the weight 0.
+    candidate : Tensor of shape (G,), int64
+        Which of the factors of features was chosen for each output.
+    penalty : Tensor of shape (G,), float64
+        ``alpha``, relative to the mean squared length of a row.
     temperature : float
         For classes: the factor of the outputs whose softmax has the smallest log loss on rows that
         were left out; 1 for numbers.
@@ -87,6 +91,8 @@ class ClosedFormHead(NamedTuple):
     left_out: Tensor
     targets: Tensor
     weights: Tensor
+    candidate: Tensor
+    penalty: Tensor
     temperature: float = 1.0
 
     @property
@@ -112,6 +118,7 @@ def fit_closed_form(
     is_classifier: bool = False,
     relative: Sequence[Tensor] | None = None,
     floor: float = 0.0,
+    penalties: Sequence[float] = PENALTIES,
     fixed_penalty: bool = False,
     ranks: RankGroup | None = None,
 ) -> ClosedFormHead:
@@ -134,6 +141,8 @@ def fit_closed_form(
     floor : float
         Added, squared, to the variance of each feature: what varies less than this is rounding, and
         is not to be blown up.
+    penalties : sequence of float
+        Those to choose from, relative to the mean squared length of a row.
     fixed_penalty : bool
         Whether to leave out nothing: the penalty is .0001 of the squared length of all rows,
         the first of ``relative`` applies, and a weight counts as that many equal rows.
@@ -153,7 +162,7 @@ def fit_closed_form(
     Notes
     -----
     Minimises the weighted squared error plus ``alpha`` times the squared weights, without a penalty
-    on the bias, for ``alpha`` in 13 steps from .0001 to 100 of the mean squared length of a row, on
+    on the bias, for each of the penalties ``alpha``, by default 13 from .0001 to 100, on
     the CPU. The error of a group that is left out is exact, not refitted: with the smoother ``H``,
     errors ``e`` of the fit, and a group ``I``, it is ``(1 - H[I, I]) ** -1 e[I]``. Classes choose
     the highest accuracy, and among equals the smallest squared error.
@@ -179,7 +188,10 @@ def fit_closed_form(
         n_read += len(block.weights)
     parts = _joined(parts, ranks)
     every: Sequence[Tensor | None] = relative or [None]
-    heads = [_fit(part, every, floor, is_classifier, fixed_penalty) for part in parts]
+    heads = [
+        _fit(part, every, floor, is_classifier, [] if fixed_penalty else penalties)
+        for part in parts
+    ]
     head = _side_by_side(parts, heads)
     if ranks.is_single:
         return head
@@ -266,6 +278,8 @@ def _side_by_side(parts: list[_Kept], heads: list[ClosedFormHead]) -> ClosedForm
         left_out=rows(head.left_out for head in heads),
         targets=rows(head.targets for head in heads),
         weights=rows(head.weights for head in heads),
+        candidate=outputs(head.candidate for head in heads),
+        penalty=outputs(head.penalty for head in heads),
         temperature=heads[0].temperature,  # classes are one part
     )
 
@@ -275,19 +289,24 @@ def _fit(
     relative: Sequence[Tensor | None],
     floor: float,
     is_classifier: bool,
-    fixed_penalty: bool,
+    penalties: Sequence[float],
 ) -> ClosedFormHead:
-    """Return the head with the factors and the penalty that do best."""
+    """Return the head with the factors and the penalty that do best; without penalties, the first
+    factors, and the fixed penalty.
+    """
     rows = part.take_rows()
     if part.n_rows < 2:
         return _constant(rows)
-    if fixed_penalty or not len(rows.weights):
+    candidate = 0
+    if not penalties or not len(rows.weights):
         problem = part.problem(rows, relative[0], floor)
         # of the whole weight: then a weight is worth that many rows
         alpha = FIXED_PENALTY * problem.mean_square * problem.total
         errors = problem.residuals(alpha) / rows.weights.sqrt()[:, None]
     else:
-        problem, alpha, errors = _best_problem(part, rows, relative, floor, is_classifier)
+        problem, candidate, alpha, errors = _best_problem(
+            part, rows, relative, floor, penalties, is_classifier
+        )
     if not math.isfinite(_squared_error(rows, errors)):
         raise DataError("the targets of a closed-form head have squares that are no finite numbers")
     weight, bias = problem.solve(alpha)
@@ -303,6 +322,8 @@ def _fit(
         left_out=left_out,
         targets=rows.targets,
         weights=rows.weights[:, None].expand_as(rows.targets),
+        candidate=torch.full_like(bias, candidate, dtype=torch.long),
+        penalty=torch.full_like(bias, alpha / problem.mean_square),
         temperature=temperature,
     )
 
@@ -312,7 +333,8 @@ def _constant(rows: Rows) -> ClosedFormHead:
     bias = rows.targets.sum(0)
     none = rows.targets[:0]
     weight = bias.new_zeros(len(bias), rows.features.shape[1])
-    return ClosedFormHead(weight, bias, bias * 0, rows.groups[:0], none, none, none)
+    zero = bias * 0
+    return ClosedFormHead(weight, bias, zero, rows.groups[:0], none, none, none, zero.long(), zero)
 
 
 def _best_problem(
@@ -320,31 +342,34 @@ def _best_problem(
     rows: Rows,
     relative: Sequence[Tensor | None],
     floor: float,
+    penalties: Sequence[float],
     is_classifier: bool,
-) -> tuple[_Problem, float, Tensor]:
-    """Return the problem with the factors that do best, its penalty, and the errors of the rows
-    that are left out.
+) -> tuple[_Problem, int, float, Tensor]:
+    """Return the problem with the factors that do best, their place, its penalty, and the errors of
+    the rows that are left out.
     """
-    best: tuple[_Problem, float, Tensor] | None = None
+    best: tuple[_Problem, int, float, Tensor] | None = None
     least = math.inf
-    for factors in relative:
+    for candidate, factors in enumerate(relative):
         problem = part.problem(rows, factors, floor)
-        alpha, errors = _best_penalty(problem, is_classifier)
+        alpha, errors = _best_penalty(problem, penalties, is_classifier)
         squared_error = _squared_error(rows, errors)
         if best is None or squared_error < CLEARLY * least:
-            best = problem, alpha, errors
+            best = problem, candidate, alpha, errors
             least = squared_error
     assert best is not None
     return best
 
 
-def _best_penalty(problem: _Problem, is_classifier: bool) -> tuple[float, Tensor]:
+def _best_penalty(
+    problem: _Problem, penalties: Sequence[float], is_classifier: bool
+) -> tuple[float, Tensor]:
     """Return the penalty that does best, and the errors of the rows that are left out."""
     best: tuple[float, Tensor] | None = None
     highest = 0.0  # accuracy
     least = math.inf  # squared error
-    steps = torch.logspace(-2, 4, N_ALPHAS, dtype=torch.float64)
-    for alpha in (steps * 0.01 * problem.mean_square).tolist():
+    for penalty in penalties:
+        alpha = penalty * problem.mean_square
         errors = problem.errors_left_out(alpha)
         accuracy = _accuracy(problem.rows, errors) if is_classifier else 0.0
         squared_error = _squared_error(problem.rows, errors)

@@ -14,7 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import one_hot
 
-from fluxutils_py.auto.closed_form import ClosedFormHead, Rows, fit_closed_form
+from fluxutils_py.auto.closed_form import (
+    PENALTIES,
+    ClosedFormHead,
+    Rows,
+    fit_closed_form,
+)
 from fluxutils_py.data.segments import SeriesShards
 from fluxutils_py.errors import DataError
 from fluxutils_py.inputs.moments import Moments, WeightedBlock, moments
@@ -52,11 +57,14 @@ class ClosedFormTask:
     groups : ndarray of int, shape (N,), optional
         Of the series of all ranks, from 0: series of one group are left out together when the
         penalty is chosen. By default each series, or each 100 steps of it, is a group.
+    like : ClosedFormHead, optional
+        Of a fit on more of these data: penalties and features are those that it has chosen.
     """
 
     n_classes: int | None = None
     per_series: bool = False
     groups: np.ndarray | None = None
+    like: ClosedFormHead | None = None
 
 
 class CountingRows(NamedTuple):
@@ -185,12 +193,17 @@ def _fit_part(
     segments = batches.windows.segments
     of_outputs = torch.from_numpy(counting.of_outputs)
     share = (MOST_STEPS / of_outputs.clamp(min=1)).clamp(max=1)
+    relative, penalties = part.relative, PENALTIES
+    if task.like is not None:
+        relative = [relative[i] for i in task.like.candidate.unique().tolist()]
+        penalties = task.like.penalty.unique().tolist()
     head = fit_closed_form(
         _rows(part, batches, task, counting, share),
         (share * of_outputs).round().tolist(),
         is_classifier=task.n_classes is not None,
-        relative=part.relative,
+        relative=relative,
         floor=FLOOR,
+        penalties=penalties,
         # few rows of a table, of which each matters
         fixed_penalty=segments.max_length == 1 and counting.n_rows < FEW_ROWS,
         ranks=ranks,

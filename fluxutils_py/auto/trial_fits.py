@@ -4,14 +4,15 @@ data, and fit what has a closed form.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from fluxutils_py.auto.calibrating import HeldOut, outputs_of
 from fluxutils_py.auto.choice_of_model import DataSize
+from fluxutils_py.auto.closed_form import ClosedFormHead
 from fluxutils_py.auto.closed_form_fit import ClosedFormTask, fit_closed_form_parts
 from fluxutils_py.auto.last_targets import steps_to_learn_from
 from fluxutils_py.auto.trials import choice_after_trials, errors_by_block
@@ -24,8 +25,9 @@ from fluxutils_py.estimator.same_fit import require_same_fit
 from fluxutils_py.estimator.spec import Settings
 from fluxutils_py.estimator.streams.conformal import Calibration
 from fluxutils_py.inputs.inputs import Inputs
-from fluxutils_py.nn.closed_form_model import closed_form_parts, is_closed_form
+from fluxutils_py.nn.closed_form_model import ClosedFormModel, closed_form_parts, is_closed_form
 from fluxutils_py.nn.model_windows import takes_gaps
+from fluxutils_py.nn.ready_made import FixedPart, LinearPlusNetwork
 from fluxutils_py.nn.states import reset
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.reporting.progress import say_stage
@@ -34,8 +36,9 @@ from fluxutils_py.training.step_info import StepInfo
 
 TRIAL_FRACTION = 0.2
 MAX_IN_TIME = 9  # of which a trial holds out the ends, not whole ones
-MOST_KEPT = 1 << 26  # outputs of the linear part, of all steps
-TRIAL_UPDATES = 200  # at most
+MOST_KEPT = 1 << 26  # numbers that do not learn, of all steps
+LEAST_UPDATES = 100  # of a trial
+QUIET: dict[str, Any] = {"callbacks": None, "verbose": False}
 WARM_UP = 256  # steps before a part that is held out, for the state
 
 
@@ -50,9 +53,12 @@ def run_auto_fit(est: Any, *series: Any, groups: object = None, **call: Any) -> 
         data = begun.data
         counted = steps_to_learn_from(data.inputs, data.targets, data.weight, data.reader)
         begun = replace(begun, data=replace(data, counted=counted))
-        settings = begun.settings if continues else choose(begun, groups)
+        settings = begun.settings
+        trials: list[ReadyMadeLoop] = []
+        if not continues:
+            settings, trials = choose(begun, groups)
         calibration = _calibration_by_trial(settings, begun, groups)
-        loop = ReadyMadeLoop(begun, begun.cut(settings), groups)
+        loop = ReadyMadeLoop(begun, begun.cut(settings), groups, trials=trials)
         if not (loop.makes_updates or is_fit):
             raise _no_partial_fit(est)
         begun.train(loop)
@@ -103,7 +109,21 @@ def _no_partial_fit(est: Any) -> SpecError:
 
 
 class ReadyMadeLoop(FitLoop):
-    """The loop of a ready-made model: what is in closed form is fitted first, or alone."""
+    """The loop of a ready-made model: what is in closed form is fitted first, or alone.
+
+    Parameters
+    ----------
+    begun : BegunFit
+    data : FitData
+    groups : array-like, optional
+        Of the series.
+    rng : numpy.random.Generator, optional
+        Instead of that of the fit.
+    trials : sequence of ReadyMadeLoop
+        Done, with whose models this one begins. A closed form is taken from the last.
+    like : ClosedFormHead, optional
+        What a closed form of its own is fitted like; see :class:`ClosedFormTask`.
+    """
 
     def __init__(
         self,
@@ -111,8 +131,13 @@ class ReadyMadeLoop(FitLoop):
         data: FitData,
         groups: object = None,
         rng: np.random.Generator | None = None,
+        trials: Sequence[ReadyMadeLoop] = (),
+        like: ClosedFormHead | None = None,
     ) -> None:
         self._groups = groups
+        self._trials = trials
+        self._like = like
+        self.head: ClosedFormHead | None = None
         if rng is None:
             super().__init__(data, begun.ranks, begun.rng, begun.earlier)
         else:
@@ -135,7 +160,7 @@ class ReadyMadeLoop(FitLoop):
         classes = self.data.codec.classes
         n_classes = None if classes is None else len(classes)
         groups = read_groups(self._groups, self.data.inputs)
-        self.task = ClosedFormTask(n_classes, self.data.codec.per_series, groups)
+        self.task = ClosedFormTask(n_classes, self.data.codec.per_series, groups, self._like)
         return super().new_step(ranks)
 
     def _solve(self, windows: TensorBatches | None) -> StepInfo | None:
@@ -145,7 +170,8 @@ class ReadyMadeLoop(FitLoop):
         if windows is None:  # a rank that has taken the step waits for others
             return None
         reset(self.model)
-        head = fit_closed_form_parts(self.model, windows, self.ranks, self.task)
+        self._fit_closed_form()
+        head = self.head
         assert head is not None
         self.trainer.n_updates += 1
         loss = head.squared_error if self.task.n_classes is None else head.log_loss
@@ -167,33 +193,58 @@ class ReadyMadeLoop(FitLoop):
             return
         if any(closed_form_parts(self.model)):
             say_stage(verbose, ranks, "fitting the linear model, then the network")
-        if takes_gaps(self.model):
-            fit_closed_form_parts(self.model, self.windows, ranks, self.task)
+        self._fit_closed_form()
+
+    def _fit_closed_form(self) -> None:
+        for trial in self._trials:
+            for kind in (LinearPlusNetwork, ClosedFormModel):
+                mine, theirs = (
+                    [part for part in loop.model.modules() if isinstance(part, kind)]
+                    for loop in (self, trial)
+                )
+                for part, done in zip(mine, theirs, strict=False):  # a trial may lack networks
+                    part.load_state_dict(done.state_dict())
+        if self._trials and self._like is None:
+            self.head = self._trials[-1].head
+        elif takes_gaps(self.model):
+            self.head = fit_closed_form_parts(self.model, self.windows, self.ranks, self.task)
+
+    def run_alone(self) -> None:
+        """Fit the model for a trial: no estimator changes."""
+        require_same_fit(self)
+        with self.surroundings():
+            self.prepare()
+            self.run_epochs(self.passes, self.epochs)
+        reset(self.model).eval()
 
     def _run_begins(self) -> None:
-        if self.makes_updates:
-            self._keep_outputs_of_linear_part()
+        self._keep_fixed_part()
         super()._run_begins()
 
-    def _keep_outputs_of_linear_part(self) -> None:
-        """Compute what the linear part makes of the training data once, not for each update, since
-        it is held still: the model gets it as a second input.
+    def _keep_fixed_part(self) -> None:
+        """Compute what does not learn for all training data, once and not for each update, where it
+        fits into memory: the model gets it as a second input.
         """
-        linear = next(closed_form_parts(self.model), None)
-        windows = self.data.windows
-        n_series, n_steps = windows.x[0].N, windows.x[0].T
-        if linear is None or linear.head.out_features * n_series * n_steps > MOST_KEPT:
+        networks = [m for m in self.model.modules() if isinstance(m, LinearPlusNetwork)]
+        if not networks:
             return
-        is_long = linear.head.weight.dtype == torch.float64
-        shape = (linear.head.out_features, n_series, n_steps)
-        kept = np.zeros(shape, np.float64 if is_long else np.float32)
-        for out, rows, first in outputs_of(linear, windows, windows.segments, self.data.spec):
+        fixed = FixedPart(networks[0]).eval()  # all have the same
+        windows = self.data.windows
+        kept: np.ndarray | None = None
+        n_series, n_steps = windows.x[0].N, windows.x[0].T
+        for out, rows, first in outputs_of(fixed, windows, windows.segments, self.data.spec):
+            if kept is None:
+                if out.shape[2] * n_series * n_steps > MOST_KEPT:
+                    return
+                kept = np.zeros((n_steps, n_series, out.shape[2]), out.dtype)
             ends = np.minimum(rows.length, first + len(out))
             for i, series in enumerate(rows.series):
-                of_row = out[: max(ends[i] - first, 0), i].T
+                of_row = out[: max(ends[i] - first, 0), i]
                 start = rows.start[i] + first
-                kept[:, series, start : start + of_row.shape[1]] = of_row
-        self.windows.windows = windows.changed(x=(*windows.x, SeriesArray(kept, "outputs")))
+                kept[start : start + len(of_row), series] = of_row
+        assert kept is not None
+        array = SeriesArray(kept.transpose(2, 1, 0), "what does not learn")
+        self.windows.windows = windows.changed(x=(*windows.x, array))
 
 
 def read_groups(groups: object, inputs: Inputs) -> np.ndarray | None:
@@ -220,45 +271,49 @@ def read_groups(groups: object, inputs: Inputs) -> np.ndarray | None:
 # -- trials ----------------------------------------------------------------------------------------
 
 
-def choose(begun: BegunFit, groups: object) -> Settings:
-    """Return the settings of the model that is chosen for the data, after trials if need be."""
-    est: Any = begun.est
-    choice = est.choose(DataSize.of(begun.data), begun.data.is_fit)
-    settings: Settings = est.settings_of(choice)
-    if choice.needs_trial:
-        line = "trying the network on parts of the data that are held out"
-        say_stage(settings.verbose, begun.ranks, line)
-        short = replace(choice, max_updates=min(choice.max_updates, TRIAL_UPDATES))
-        errors = _errors_of_trials(est.settings_of(short), begun, groups)
-        settings = est.settings_of(choice_after_trials(choice, errors))
-    return settings
-
-
-def _errors_of_trials(settings: Settings, begun: BegunFit, groups: object) -> np.ndarray:
-    """Return the errors of held-out blocks with each gain of the network, (n_blocks, n_gains).
+def choose(begun: BegunFit, groups: object) -> tuple[Settings, list[ReadyMadeLoop]]:
+    """Return the settings of the model that is chosen for the data, and the trials that its fit
+    goes on from, if there were any.
 
     Of few series, one trial learns from the first three fifths and holds out the fourth, another
-    learns from four fifths and holds out the last; of many, one trial holds out a fifth of them.
+    goes on with four fifths and holds out the last; of many, one trial holds out a fifth of them.
+    The closed form has been fitted to all before.
     """
+    est: Any = begun.est
     data = begun.data
-    last = data.split(TRIAL_FRACTION, begun.seed, MAX_IN_TIME)
-    splits = [last]
-    in_time = bool(last.training.length.all())
+    choice = est.choose(DataSize.of(data), data.is_fit)
+    settings: Settings = est.settings_of(choice)
+    if not choice.needs_trial:
+        return settings, []
+    line = "trying the network on parts of the data that are held out"
+    say_stage(settings.verbose, begun.ranks, line)
+    splits = [data.split(TRIAL_FRACTION, begun.seed, MAX_IN_TIME)]
+    in_time = bool(splits[0].training.length.all())
     if in_time:
-        before = replace(data, counted=last.training)
+        before = replace(data, counted=splits[0].training)
         fraction = TRIAL_FRACTION / (1 - TRIAL_FRACTION)
         splits.insert(0, before.split(fraction, begun.seed, MAX_IN_TIME))
+    n_updates = max(choice.max_updates // (1 + len(splits)), LEAST_UPDATES)
+    choice = replace(choice, max_updates=n_updates)
+    of_linear = replace(est.settings_of(replace(choice, cell="linear")), **QUIET)
+    linear = ReadyMadeLoop(begun, begun.cut(of_linear), groups, np.random.default_rng(begun.seed))
+    linear.run_alone()
+    trials: list[ReadyMadeLoop] = []
     errors = []
     for split in splits:
-        held_out, loop = fit_of_part(begun, settings, split, groups)
+        held_out, trial = fit_of_part(
+            begun, est.settings_of(choice), split, groups, trials, linear.head
+        )
+        trials = [trial]
         assert held_out.validation is not None
         held = held_out.validation.segments
         begins = data.inputs.all_series().start[held.series]
         warm_up = np.minimum(WARM_UP, held.start - begins)
         whole = replace(held, start=held.start - warm_up, length=held.length + warm_up)
         part = HeldOut(held_out.validation, whole, held_out.codec, held_out.spec)
-        errors.append(errors_by_block(part, loop.model, 1 if in_time else 0, begun.ranks))
-    return np.concatenate(errors)
+        errors.append(errors_by_block(part, trial.model, 1 if in_time else 0, begun.ranks))
+    settings = est.settings_of(choice_after_trials(choice, np.concatenate(errors)))
+    return settings, [*trials, linear]
 
 
 def _calibration_of(begun: BegunFit, loop: FitLoop) -> Calibration:
@@ -299,22 +354,24 @@ def _calibration_by_trial(
 
 
 def fit_of_part(
-    begun: BegunFit, settings: Settings, split: Split, groups: object = None
-) -> tuple[FitData, FitLoop]:
-    """Fit a model on the training part of a split.
+    begun: BegunFit,
+    settings: Settings,
+    split: Split,
+    groups: object,
+    trials: Sequence[ReadyMadeLoop] = (),
+    like: ClosedFormHead | None = None,
+) -> tuple[FitData, ReadyMadeLoop]:
+    """Fit a model on the training part of a split; see :class:`ReadyMadeLoop`.
 
     Return the data, whose ``validation`` is the rest, and the loop, done. The estimator and
     its generator stay as they are.
     """
-    trial = replace(settings, callbacks=None, verbose=False)
+    trial = replace(settings, **QUIET)
     spec = replace(spec_of_call(trial, begun.epochs, begun.data.is_fit), patience=None)
     batchsize = total_batchsize(trial, begun.ranks.size, begun.saved)
     held_out = begun.data.cut(trial, spec, batchsize, split)
     fitted = replace(held_out, validation=None)
-    loop = ReadyMadeLoop(begun, fitted, groups, np.random.default_rng(begun.seed))
-    require_same_fit(loop)
-    with loop.surroundings():
-        loop.prepare()
-        loop.run_epochs(loop.passes, loop.epochs)
-    reset(loop.model).eval()
+    rng = np.random.default_rng(begun.seed)
+    loop = ReadyMadeLoop(begun, fitted, groups, rng, trials, like)
+    loop.run_alone()
     return held_out, loop

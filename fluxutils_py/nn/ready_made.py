@@ -72,8 +72,20 @@ class LinearPlusNetwork(nn.Module):
         nn.init.zeros_(self.head.bias)
         self.gain = gain
 
-    def forward(self, x: Tensor, linear: Tensor | None = None) -> Tensor:
-        """Return the sum; ``linear`` is what the linear model makes of ``x``, if it is known."""
+    def forward(self, x: Tensor, fixed: Tensor | None = None) -> Tensor:
+        """Return the sum; ``fixed`` is what :meth:`compute_fixed` makes of ``x``, if it is known."""
+        fixed = self.compute_fixed(x) if fixed is None else fixed.nan_to_num()
+        n_out = self.head.out_features
+        linear, trust, seen = fixed.split([n_out, 1, fixed.shape[-1] - n_out - 1], -1)
+        added: Tensor = self.head(self.dropout(self.network(self.noise(seen))))
+        # in training, it learns all that the linear model leaves
+        gain = 1.0 if self.training else self.gain
+        return linear + gain * trust * added
+
+    def compute_fixed(self, x: Tensor) -> Tensor:
+        """Return what does not learn, side by side: the output of the linear model, how much the
+        network counts, and what it sees.
+        """
         scaled = self.linear.scale(x)
         seen = scaled
         level = scaled
@@ -82,12 +94,20 @@ class LinearPlusNetwork(nn.Module):
             seen = torch.cat([scaled, means], -1)
             n_in = scaled.shape[-1]
             level = means[..., n_in : 2 * n_in]
-        inputs = self.noise(seen.clamp(-LARGEST, LARGEST))
-        added: Tensor = self.head(self.dropout(self.network(inputs)))
         # Where a level leaves what was seen, the linear model goes on, and a network knows nothing.
         trust = (LARGEST + 1 - level.abs().amax(-1, keepdim=True)).clamp(0, 1)
-        linear = self.linear(x) if linear is None else linear.nan_to_num()
-        return linear + self.gain * trust * added
+        return torch.cat([self.linear(x), trust, seen.clamp(-LARGEST, LARGEST)], -1)
+
+
+class FixedPart(nn.Module):
+    """What does not learn in a :class:`LinearPlusNetwork`, as a model of its own."""
+
+    def __init__(self, whole: LinearPlusNetwork) -> None:
+        super().__init__()
+        self.whole = whole
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.whole.compute_fixed(x)
 
 
 class MeanModel(nn.Module):
