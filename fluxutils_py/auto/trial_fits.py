@@ -312,7 +312,8 @@ def choose(begun: BegunFit, groups: object) -> tuple[Settings, list[ReadyMadeLoo
         whole = replace(held, start=held.start - warm_up, length=held.length + warm_up)
         part = HeldOut(held_out.validation, whole, held_out.codec, held_out.spec)
         errors.append(errors_by_block(part, trial.model, 1 if in_time else 0, begun.ranks))
-    settings = est.settings_of(choice_after_trials(choice, np.concatenate(errors)))
+    choice = choice_after_trials(choice, np.concatenate(errors), in_time)
+    settings = est.settings_of(choice)
     return settings, [*trials, linear]
 
 

@@ -75,7 +75,7 @@ class FitChoice:
         return "\n".join([self._named(), *self._table()])
 
     def _named(self) -> str:
-        gain = f", which counts {self.gain:g}" if 0 < self.gain < 1 else ""
+        gain = f", gain={self.gain:g}" if 0 < self.gain < 1 else ""
         return f"cell={self.cell!r}{gain}"
 
     def _table(self) -> list[str]:
@@ -84,8 +84,7 @@ class FitChoice:
             return []
         lines = ["gain | errors of held-out blocks, relative to those of the linear model"]
         for gain, *errors in self.tried:
-            taken = " <- taken" if gain == self.gain else ""
-            lines.append(f"{gain:4.1f} | {' '.join(f'{e:.3f}' for e in errors)}{taken}")
+            lines.append(f"{gain:4.1f} | {' '.join(f'{e:.3f}' for e in errors)}")
         return lines
 
 
