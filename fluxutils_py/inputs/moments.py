@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,11 +11,13 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from fluxutils_py.data import LazyArray
+from fluxutils_py.data.blocks import block_slices
 from fluxutils_py.errors import DataError
 from fluxutils_py.exporting.steps import InitialState
 
 # a standard deviation below this share of the mean is rounding error
 CONSTANT = 10 * np.finfo(float).eps
+PART = 1 << 17  # values that are summed at a time, in the cache
 
 # Values (F, B, S) and their weights (B, S) or (F, B, S); None: all count the same.
 WeightedBlock = tuple[np.ndarray, np.ndarray | None]
@@ -184,12 +186,12 @@ def moments(
     blocks: Iterable[WeightedBlock],
     n_features: int,
 ) -> Moments:
-    """Return the moments of each feature, (F,).
+    """Return the moments of each feature, (F,), whatever the memory order of the blocks.
 
     Parameters
     ----------
     blocks : iterable of WeightedBlock
-        NaN does not count.
+        NaN does not count. All have weights of as many axes, or none has.
     n_features : int
     """
     origin = np.full((n_features, 1), np.nan)  # of each feature, a value that occurs
@@ -198,35 +200,70 @@ def moments(
         mean=np.zeros(n_features),
         squares=np.zeros(n_features),
     )
-    for block, weight in blocks:
-        # C order makes the sums independent of the memory order of the data
-        values = np.array(block, float, order="C")
-        values = values.reshape(n_features, -1)
-        w = ~np.isnan(values)
-        if weight is not None:
-            weight = weight.reshape(-1, values.shape[1])
-            w = w * weight.astype(float)
-        counted = np.where(w > 0, values, np.nan)
-        largest = np.fmax.reduce(counted, 1, keepdims=True)
-        origin = np.where(np.isnan(origin), largest, origin)
+    for values, weight in _parts(blocks, n_features):
+        w = weight
+        if np.isnan(values.sum()):
+            is_known = ~np.isnan(values)
+            w = is_known if w is None else is_known * w
+        counts: Any = True if w is None else w > 0
+        if np.isnan(origin).any():
+            counted = np.where(counts, values, np.nan)
+            largest = np.fmax.reduce(counted, 1, keepdims=True, initial=np.nan)
+            origin = np.where(np.isnan(origin), largest, origin)
         # differences are small, so their sums lose no digits; for a constant they are exactly 0
-        distance = np.where(w > 0, values - origin, 0)
-        total = total.merge(_moments_of_block(distance, w))
+        values -= origin
+        if w is not None:
+            np.copyto(values, 0, where=~counts)
+        total = total.merge(_moments_of_part(values, w))
     count, distance, squares = total
     # a feature without values has no origin; its mean is 0
     origin = np.nan_to_num(origin[:, 0])
     return Moments(count, distance + origin, squares)
 
 
-def _moments_of_block(values: np.ndarray, w: np.ndarray) -> Moments:
-    """Return the moments of values (F, n) with weights of the same shape, or a mask."""
-    count = w.sum(1)
-    total = (w * values).sum(1)
-    divisor = np.where(count > 0, count, 1)
-    mean = total / divisor
-    deviation = values - mean[:, None]
-    squares = (w * deviation**2).sum(1)
-    return Moments(count, mean, squares)
+def _parts(
+    blocks: Iterable[WeightedBlock], n_features: int
+) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+    """Yield values (F, n) and weights (1 or F, n), or None: pieces of large blocks, and small ones
+    together. The next ones overwrite them.
+    """
+    values = np.empty((n_features, max(1, PART // n_features)))
+    weights = None
+    n = 0
+    for block, weight in blocks:
+        _, n_series, n_steps = block.shape
+        for piece in block_slices(n_series, n_steps, n_features, PART):
+            some = block[:, *piece]
+            stop = n + some[0].size
+            if stop > values.shape[1]:
+                yield values[:, :n], None if weights is None else weights[:, :n]
+                n, stop = 0, stop - n
+            # into C order, so that the sums do not depend on the memory order
+            values[:, n:stop].reshape(some.shape)[...] = some
+            if weight is not None:
+                w = weight.reshape(-1, n_series, n_steps)[:, *piece]
+                if weights is None:
+                    weights = np.empty((len(w), values.shape[1]))
+                weights[:, n:stop].reshape(w.shape)[...] = w
+            n = stop
+    yield values[:, :n], None if weights is None else weights[:, :n]
+
+
+def _moments_of_part(values: np.ndarray, w: np.ndarray | None) -> Moments:
+    """Return the moments of values (F, n), which are overwritten, with weights (1 or F, n), or a
+    mask; None: all count.
+    """
+    if w is None:
+        count = np.full(len(values), values.shape[1])
+        total = values.sum(1)
+    else:
+        count = w.sum(1)
+        total = np.einsum("fn,fn->f", w, values)
+    mean = total / np.where(count > 0, count, 1)
+    values -= mean[:, None]
+    if w is None:
+        return Moments(count, mean, np.einsum("fn,fn->f", values, values))
+    return Moments(count, mean, np.einsum("fn,fn,fn->f", w, values, values))
 
 
 def empty_result(block: np.ndarray) -> np.ndarray:
