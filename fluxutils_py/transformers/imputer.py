@@ -14,7 +14,7 @@ from fluxutils_py.data import LazyArray, SeriesArray
 from fluxutils_py.data.arrays import read_block
 from fluxutils_py.data.filling import forward_fill, last_values
 from fluxutils_py.data.indexing import Index
-from fluxutils_py.errors import ShapeError
+from fluxutils_py.errors import ShapeError, SpecError
 from fluxutils_py.exporting.steps import InitialState
 from fluxutils_py.inputs.inputs import Inputs
 from fluxutils_py.inputs.moments import FeatureModule, empty_result, float_type, moments
@@ -22,12 +22,14 @@ from fluxutils_py.inputs.targets import SeriesReader
 from fluxutils_py.transformers.transformer_base import SequenceTransformer, read_numbers
 
 LOOK_BACK = 64  # steps that are read first, to find the last value before a block; then ever more
+# the first two fill in step by step, the last two look ahead
+STRATEGIES = "mean", "constant", "ffill", "series_mean", "interpolate"
 SERIES = 1024  # filled in at a time, to keep temporary arrays small
 
 
 class SequenceImputer(SequenceTransformer):
-    """Fill in missing values (NaN) with each feature's mean, a constant, or the last value before
-    them.
+    """Fill in missing values (NaN) with each feature's mean, a constant, the last value before
+    them, or what their own series has before and behind.
 
     Treats the features of sequences as :class:`sklearn.impute.SimpleImputer` treats the columns of
     a matrix, and can also fill along time. Neither ``fit`` nor ``transform`` reads a whole file at
@@ -35,18 +37,21 @@ class SequenceImputer(SequenceTransformer):
 
     Parameters
     ----------
-    strategy : "mean", "constant" or "ffill"
+    strategy : "mean", "constant", "ffill", "series_mean" or "interpolate"
         "mean": the mean of the feature over all series and steps of ``fit``. "constant":
         ``fill_value``. "ffill": the last value of the feature before the gap, in the same series;
-        later steps are never used.
+        later steps are never used. "series_mean": the mean of the feature in the same series.
+        "interpolate": the straight line between the values of the feature before and after the gap,
+        in the same series; after the last one, that one.
     fill_value : float, array of shape (F,), or None
-        Value for "constant", and with "ffill" for values before the first one of a feature. None: 0
-        for "constant", the feature's mean for "ffill".
+        Value for "constant", with "ffill" and "interpolate" for values before the first one of a
+        feature, and with "series_mean" for features without any in a series. None: 0 for
+        "constant", else the feature's mean in ``fit``.
 
     Attributes
     ----------
     statistics_ : ndarray of shape (F,), float64
-        Value that replaces missing ones; with "ffill", only before the first value of a series. The
+        Value that replaces missing ones, or those that the strategy has none for in the series. The
         mean of a feature without values is 0.
     n_features_in_ : int
         F; for a matrix or a view, its number of columns.
@@ -57,8 +62,12 @@ class SequenceImputer(SequenceTransformer):
     -----
     Steps with all features missing are filled in too, but not before the first input of a series or
     after the last one: that is padding, and stays NaN. A stream cannot know the last one, and fills
-    in all that follows the first. No strategy looks ahead. Gaps in stored data, of which both sides
-    are known, are better filled in beforehand, such as by ``pandas.Series.interpolate``.
+    in all that follows the first.
+
+    "series_mean" and "interpolate" look ahead, to the end of the series: they are for stored data.
+    A stream or an exported model of them is an error, a fold in time is filled in from steps of
+    other folds, and each window of a file reads its series as a whole. The other strategies never
+    look ahead.
 
     With "ffill", a subset of the rows of ``timesteps(x)`` is filled in from earlier steps of ``x``,
     as if ``x`` had been transformed first, so results do not depend on the split. A plain matrix
@@ -92,16 +101,12 @@ class SequenceImputer(SequenceTransformer):
         inputs: Inputs,
         pool: SeriesReader,
     ) -> dict[str, Any]:
-        if self.strategy not in ("mean", "constant", "ffill"):
-            raise ValueError(
-                f"strategy must be 'mean', 'constant' or 'ffill', got {self.strategy!r}; later "
-                "steps are never used, so that streams can do the same: fill in stored data "
-                "beforehand, such as by pandas.Series.interpolate"
-            )
-        if self.strategy == "ffill" and inputs.form == "rows":
+        if self.strategy not in STRATEGIES:
+            raise ValueError(f"strategy must be one of {STRATEGIES}, got {self.strategy!r}")
+        if self.strategy in STRATEGIES[2:] and inputs.form == "rows":
             raise ShapeError(
-                "strategy='ffill' fills in from the step before, but the rows of a matrix are "
-                "series of one step; give an array (F, N, T), or timesteps(x) of one"
+                f"strategy={self.strategy!r} fills in from other steps, but the rows of a matrix "
+                "are series of one step; give an array (F, N, T), or timesteps(x) of one"
             )
         value = self.fill_value
         if value is not None and (self.strategy == "mean" or not np.isfinite(value).all()):
@@ -112,13 +117,15 @@ class SequenceImputer(SequenceTransformer):
         if value is not None or self.strategy == "constant":
             filled = np.asarray(0.0 if value is None else value, float)
             return {"statistics_": np.array(np.broadcast_to(filled, series.F))}
-        # for "ffill" too: series may begin with missing values
-        blocks = read_numbers(series, inputs, type(self).__name__)
+        # for all others too: series may begin with missing values
+        blocks = read_numbers(series, inputs, type(self).__name__, pool)
         return {"statistics_": pool.moments(moments(blocks, series.F)).mean}
 
     def as_module(self) -> Fill | ForwardFill:
         if self.strategy == "ffill":
             return ForwardFill(self.statistics_)
+        if self.strategy in STRATEGIES[3:]:
+            return SeriesFill(self.statistics_, self.strategy)
         return Fill(values=self.statistics_)
 
 
@@ -230,6 +237,46 @@ class ForwardFill(FeatureModule):
         kept = state[0].clone()  # the caller may have stored the state
         kept[:, series] = torch.nan
         return [kept]
+
+
+class SeriesFill(ForwardFill):
+    """Put the mean of the series for NaN, or what is between its neighbours in time; of whole
+    series only.
+    """
+
+    def __init__(self, start: np.ndarray, strategy: str) -> None:
+        super().__init__(start)
+        self.strategy = strategy
+
+    def transform_block(self, block: np.ndarray) -> np.ndarray:
+        out = as_floats(block)
+        for f, n in np.argwhere(np.isnan(out).any(2)):
+            values = out[f, n]
+            missing = np.isnan(values)
+            known = values[~missing].astype(float)
+            start = self.arrays["start"][f, 0, 0]
+            filled = start
+            if len(known) and self.strategy == "series_mean":
+                filled = known.mean()
+            elif len(known):
+                at, places = np.flatnonzero(missing), np.flatnonzero(~missing)
+                filled = np.interp(at, places, known, left=start)
+            values[missing] = filled
+        return out
+
+    def read(self, source: Any, series: Index, steps: range) -> np.ndarray:
+        whole = _read_floats(source, series, range(source.shape[2]))
+        return self.transform_block(whole)[:, :, steps.start : steps.stop]
+
+    def empty_state(self, n_features: int, n_series: int) -> list[Tensor]:
+        raise SpecError(
+            f"strategy={self.strategy!r} uses later steps, which a stream or an exported model "
+            "does not have: use SequenceImputer('ffill')"
+        )
+
+    def forward(self, x: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+        self.empty_state(*x.shape)
+        return x, last
 
 
 def _read_floats(source: Any, series: Index, steps: range) -> np.ndarray:

@@ -137,7 +137,7 @@ class SequenceScaler(SequenceTransformer):
             weight = pool.weight(sample_weight, inputs)
             if weight is not None:  # checks it: the scale of weights does not matter
                 weight = weight.normalized(inputs.local_series(), (), add_up=pool.total)
-            blocks = read_numbers(series, inputs, type(self).__name__, weight)
+            blocks = read_numbers(series, inputs, type(self).__name__, pool, weight)
             total = pool.moments(moments(blocks, series.F))
         # all that may fail comes first: an error changes nothing
         self._set_fitted(

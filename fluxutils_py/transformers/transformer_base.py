@@ -33,6 +33,8 @@ from fluxutils_py.sklearn_private import as_configured
 from fluxutils_py.training.descriptions import describe
 from fluxutils_py.validation import check_integer
 
+MOST_VALUES = 1 << 25  # from which means and scales are learnt; of more, from evenly spread blocks
+
 
 class _TransformMixin:
     """Methods that scikit-learn's ``set_output`` must not wrap, as it wraps those of the
@@ -369,12 +371,18 @@ def pool_of_call(transformer: BaseEstimator, sharded: bool) -> Iterator[SeriesRe
         yield sharded_reader(ranks)
 
 
-def read_blocks(series: SeriesArray, inputs: Inputs) -> Iterator[tuple[slice, slice, np.ndarray]]:
-    """Read all series and steps in blocks: yield their indices and values (F, B, S), NaN where a
-    series has ended.
+def read_blocks(
+    series: SeriesArray, inputs: Inputs, every: int = 1
+) -> Iterator[tuple[slice, slice, np.ndarray]]:
+    """Read all series and steps in blocks, or one of each ``every`` blocks: yield their indices and
+    values (F, B, S), NaN where a series has ended.
     """
     rows = inputs.local_series()
-    for n, t in block_slices(series.N, series.T, series.F):
+    blocks = block_slices(series.N, series.T, series.F)
+    # at random among its neighbours, as data may have a period; the same ones each time
+    chance = np.random.default_rng(0)
+    for i in range(0, len(blocks), every):
+        n, t = blocks[min(i + int(chance.integers(every)), len(blocks) - 1)]
         part = rows[n]
         series.prefetch(part, t.start, t.stop)
         block = series.read(part, t.start, t.stop).transpose(2, 1, 0)  # from (S, B, F)
@@ -388,21 +396,25 @@ def read_numbers(
     series: SeriesArray,
     inputs: Inputs,
     name: str,
+    pool: SeriesReader,
     weight: SampleWeight | None = None,
 ) -> Iterator[WeightedBlock]:
-    """Read all values in blocks (F, B, S), finite or NaN, with their weights (B, S).
+    """Read values in blocks (F, B, S), finite or NaN, with their weights (B, S): all of them, or of
+    more than MOST_VALUES in all ranks about as many, in blocks all over series and time.
 
     Raises
     ------
     DataError
         If a value is infinite.
     """
-    for n, t, block in read_blocks(series, inputs):
+    n_values = pool.total(series.F * series.N * series.T)
+    for n, t, block in read_blocks(series, inputs, -(-n_values // MOST_VALUES)):
         is_infinite = np.isinf(block)
         if is_infinite.any():
             f, i, j = np.argwhere(is_infinite)[0]
+            feature = f if inputs.names is None else repr(inputs.names[f])
             raise DataError(
-                f"{series.name} is infinite at feature {f}, series {n.start + i}, step "
+                f"{series.name} is infinite at feature {feature}, series {n.start + i}, step "
                 f"{t.start + j}; {name} takes numbers, and NaN for what is missing"
             )
         weights = None if weight is None else weight.block(n, t)
