@@ -211,41 +211,35 @@ class FrameSeries:
         ShapeError
             If the predictions are not of these series.
         """
-        if not isinstance(prediction, list | tuple) and len(np.shape(prediction)) < 3:
-            return self._frame_per_series(np.asarray(prediction), names)
         panel = self.panel
         place = self.place
-        series = np.repeat(np.arange(panel.n_series), panel.lengths)[place]
-        values = self._flat(prediction)[:, place]
+        has_steps = isinstance(prediction, list | tuple) or len(np.shape(prediction)) > 2
+        if has_steps:
+            series = np.repeat(np.arange(panel.n_series), panel.lengths)[place]
+            values = self._flat(prediction)[:, place]
+        else:
+            series = np.arange(panel.n_series)
+            values = self._per_series(np.asarray(prediction))
         columns: dict[str, Any] = {}
         if self.request.id_col is not None:
             columns[self.request.id_col] = self.ids[series]
-        if self.request.time_col is not None:
+        if self.request.time_col is not None and has_steps:
             columns[self.request.time_col] = panel.times(series, place - panel.offsets[series])
-        columns |= self._named_columns(names, values)
-        frame = make_frame(columns, panel.types, panel.backend)
-        if self.index is not None:
+        types = {name: panel.types[name] for name in columns}
+        columns |= zip(self._column_names(names, len(values)), values, strict=True)
+        frame = make_frame(columns, types, panel.backend)
+        if self.index is not None and has_steps:
             frame.index = self.index
         return frame
 
-    def _frame_per_series(self, values: np.ndarray, names: Sequence[str] | None) -> Any:
+    def _per_series(self, values: np.ndarray) -> np.ndarray:
+        """Return predictions (N,) or (N, G) as (G, N)."""
         if values.ndim == 0 or len(values) != self.panel.n_series:
             raise ShapeError(
                 f"the predictions have shape {values.shape}; expected (G, N, T) with "
                 f"N={self.panel.n_series} series, or one row per series"
             )
-        matrix = values.reshape(len(values), -1)
-        id_col = self.request.id_col
-        columns = {} if id_col is None else {id_col: self.ids}
-        types = {name: self.panel.types[name] for name in columns}
-        columns |= self._named_columns(names, matrix.T)
-        return make_frame(columns, types, self.panel.backend)
-
-    def _named_columns(
-        self, names: Sequence[str] | None, values: np.ndarray
-    ) -> dict[str, np.ndarray]:
-        """Return predictions (G, rows) by name."""
-        return dict(zip(self._column_names(names, len(values)), values, strict=True))
+        return values.reshape(len(values), -1).T
 
     def _column_names(self, names: Sequence[str] | None, n_outputs: int) -> list[str]:
         if names is None and len(self.target_names) == n_outputs:

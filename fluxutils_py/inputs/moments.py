@@ -200,70 +200,63 @@ def moments(
         mean=np.zeros(n_features),
         squares=np.zeros(n_features),
     )
-    for values, weight in _parts(blocks, n_features):
-        w = weight
+    for part in _parts(blocks, n_features):
+        values = part[:n_features]
+        weights = [part[n_features:]] if len(part) > n_features else []
         if np.isnan(values.sum()):
             is_known = ~np.isnan(values)
-            w = is_known if w is None else is_known * w
-        counts: Any = True if w is None else w > 0
+            weights = [is_known * w for w in weights] or [is_known]
+        counts = weights[0] > 0 if weights else np.True_
         if np.isnan(origin).any():
             counted = np.where(counts, values, np.nan)
             largest = np.fmax.reduce(counted, 1, keepdims=True, initial=np.nan)
             origin = np.where(np.isnan(origin), largest, origin)
         # differences are small, so their sums lose no digits; for a constant they are exactly 0
         values -= origin
-        if w is not None:
+        if weights:
             np.copyto(values, 0, where=~counts)
-        total = total.merge(_moments_of_part(values, w))
+        total = total.merge(_moments_of_part(values, weights))
     count, distance, squares = total
     # a feature without values has no origin; its mean is 0
     origin = np.nan_to_num(origin[:, 0])
     return Moments(count, distance + origin, squares)
 
 
-def _parts(
-    blocks: Iterable[WeightedBlock], n_features: int
-) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
-    """Yield values (F, n) and weights (1 or F, n), or None: pieces of large blocks, and small ones
-    together. The next ones overwrite them.
+def _parts(blocks: Iterable[WeightedBlock], n_features: int) -> Iterator[np.ndarray]:
+    """Yield values, with their weights as further rows, (F, n), (F + 1, n) or (2 F, n): pieces of
+    large blocks, and small ones together. The next ones overwrite them.
     """
-    values = np.empty((n_features, max(1, PART // n_features)))
-    weights = None
-    n = 0
+    parts = np.empty((0, max(1, PART // n_features)))
+    stop = 0
     for block, weight in blocks:
-        _, n_series, n_steps = block.shape
-        for piece in block_slices(n_series, n_steps, n_features, PART):
-            some = block[:, *piece]
-            stop = n + some[0].size
-            if stop > values.shape[1]:
-                yield values[:, :n], None if weights is None else weights[:, :n]
-                n, stop = 0, stop - n
-            # into C order, so that the sums do not depend on the memory order
-            values[:, n:stop].reshape(some.shape)[...] = some
-            if weight is not None:
-                w = weight.reshape(-1, n_series, n_steps)[:, *piece]
-                if weights is None:
-                    weights = np.empty((len(w), values.shape[1]))
-                weights[:, n:stop].reshape(w.shape)[...] = w
-            n = stop
-    yield values[:, :n], None if weights is None else weights[:, :n]
+        shape = block.shape[1:]
+        rows = [block] if weight is None else [block, weight.reshape(-1, *shape)]
+        if not len(parts):
+            parts = np.empty((sum(map(len, rows)), parts.shape[1]))
+        for series, steps in block_slices(*shape, n_features, PART):
+            pieces = [array[:, series, steps] for array in rows]
+            size = pieces[0][0].size
+            if stop + size > parts.shape[1]:
+                yield parts[:, :stop]
+                stop = 0
+            start, stop = stop, stop + size
+            # in C order, so that the sums do not depend on the memory order
+            out = parts[:, start:stop].reshape(-1, *pieces[0].shape[1:])
+            np.concatenate(pieces, out=out)
+    yield parts[:, :stop]
 
 
-def _moments_of_part(values: np.ndarray, w: np.ndarray | None) -> Moments:
-    """Return the moments of values (F, n), which are overwritten, with weights (1 or F, n), or a
-    mask; None: all count.
+def _moments_of_part(values: np.ndarray, weights: Sequence[np.ndarray]) -> Moments:
+    """Return the moments of values (F, n), which are overwritten, with one array of weights, or
+    none.
     """
-    if w is None:
-        count = np.full(len(values), values.shape[1])
-        total = values.sum(1)
-    else:
-        count = w.sum(1)
-        total = np.einsum("fn,fn->f", w, values)
+    count = weights[0].sum(1) if weights else np.full(len(values), values.shape[1])
+    axes = "fn," * len(weights)
+    total = np.einsum(axes + "fn->f", *weights, values)
     mean = total / np.where(count > 0, count, 1)
     values -= mean[:, None]
-    if w is None:
-        return Moments(count, mean, np.einsum("fn,fn->f", values, values))
-    return Moments(count, mean, np.einsum("fn,fn,fn->f", w, values, values))
+    squares = np.einsum(axes + "fn,fn->f", *weights, values, values)
+    return Moments(count, mean, squares)
 
 
 def empty_result(block: np.ndarray) -> np.ndarray:
