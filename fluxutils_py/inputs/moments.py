@@ -145,21 +145,22 @@ class Moments(NamedTuple):
         # squares are below 0 only for invalid weights, which are rejected later
         return np.maximum(self.squares, 0) / np.where(self.count > 0, self.count, 1)
 
-    def scale(self, name: str) -> np.ndarray:
+    def scale(self, name: str, names: np.ndarray | None = None) -> np.ndarray:
         """Return the divisor of each feature: its standard deviation, or 1 if it is constant up to
         rounding.
 
         Raises
         ------
         DataError
-            If values are so large that their squares are not finite; ``name`` is theirs.
+            If values are so large that their squares are not finite; ``name`` is theirs, and
+            ``names`` are those of features.
         """
         scale: np.ndarray = np.sqrt(self.variance)
         is_too_large = ~np.isfinite(scale) & np.isfinite(self.count)
         if is_too_large.any():
             raise DataError(
-                f"feature {int(is_too_large.argmax())} of {name} has values that are too large to "
-                "be squared, above about 1e154: divide them first"
+                f"feature {feature_text(is_too_large.argmax(), names)} of {name} has values that "
+                "are too large to be squared, above about 1e154: divide them first"
             )
         is_constant = scale <= CONSTANT * abs(self.mean)
         return np.where(is_constant, 1.0, scale)
@@ -229,11 +230,11 @@ def _parts(blocks: Iterable[WeightedBlock], n_features: int) -> Iterator[np.ndar
     parts = np.empty((0, max(1, PART // n_features)))
     stop = 0
     for block, weight in blocks:
-        shape = block.shape[1:]
-        rows = [block] if weight is None else [block, weight.reshape(-1, *shape)]
+        _, n_series, n_steps = block.shape
+        rows = [block] if weight is None else [block, weight.reshape(-1, n_series, n_steps)]
         if not len(parts):
             parts = np.empty((sum(map(len, rows)), parts.shape[1]))
-        for series, steps in block_slices(*shape, n_features, PART):
+        for series, steps in block_slices(n_series, n_steps, n_features, PART):
             pieces = [array[:, series, steps] for array in rows]
             size = pieces[0][0].size
             if stop + size > parts.shape[1]:
@@ -257,6 +258,11 @@ def _moments_of_part(values: np.ndarray, weights: Sequence[np.ndarray]) -> Momen
     values -= mean[:, None]
     squares = np.einsum(axes + "fn,fn->f", *weights, values, values)
     return Moments(count, mean, squares)
+
+
+def feature_text(feature: int | np.integer, names: np.ndarray | None) -> str:
+    """Return the name of a feature, or its number, for messages."""
+    return str(feature) if names is None else repr(names[feature])
 
 
 def empty_result(block: np.ndarray) -> np.ndarray:

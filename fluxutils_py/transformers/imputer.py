@@ -10,16 +10,16 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from fluxutils_py.data import LazyArray, SeriesArray
+from fluxutils_py.data import LazyArray, SampleWeight, SeriesArray
 from fluxutils_py.data.arrays import read_block
 from fluxutils_py.data.filling import forward_fill, last_values
 from fluxutils_py.data.indexing import Index
 from fluxutils_py.errors import ShapeError, SpecError
 from fluxutils_py.exporting.steps import InitialState
 from fluxutils_py.inputs.inputs import Inputs
-from fluxutils_py.inputs.moments import FeatureModule, empty_result, float_type, moments
+from fluxutils_py.inputs.moments import FeatureModule, empty_result, float_type
 from fluxutils_py.inputs.targets import SeriesReader
-from fluxutils_py.transformers.transformer_base import SequenceTransformer, read_numbers
+from fluxutils_py.transformers.transformer_base import SequenceTransformer
 
 LOOK_BACK = 64  # steps that are read first, to find the last value before a block; then ever more
 # the first two fill in step by step, the last two look ahead
@@ -100,6 +100,7 @@ class SequenceImputer(SequenceTransformer):
         series: SeriesArray,
         inputs: Inputs,
         pool: SeriesReader,
+        weight: SampleWeight | None,
     ) -> dict[str, Any]:
         if self.strategy not in STRATEGIES:
             raise ValueError(f"strategy must be one of {STRATEGIES}, got {self.strategy!r}")
@@ -118,8 +119,7 @@ class SequenceImputer(SequenceTransformer):
             filled = np.asarray(0.0 if value is None else value, float)
             return {"statistics_": np.array(np.broadcast_to(filled, series.F))}
         # for all others too: series may begin with missing values
-        blocks = read_numbers(series, inputs, type(self).__name__, pool)
-        return {"statistics_": pool.moments(moments(blocks, series.F)).mean}
+        return {"statistics_": self._read_moments(series, inputs, pool, weight).mean}
 
     def as_module(self) -> Fill | ForwardFill:
         if self.strategy == "ffill":

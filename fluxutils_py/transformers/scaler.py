@@ -9,13 +9,12 @@ import numpy as np
 from sklearn.utils.metadata_routing import UNUSED
 from sklearn.utils.validation import check_is_fitted
 
-from fluxutils_py.inputs.moments import Affine, moments
+from fluxutils_py.data import SampleWeight, SeriesArray
+from fluxutils_py.inputs.inputs import Inputs
+from fluxutils_py.inputs.moments import Affine
+from fluxutils_py.inputs.targets import SeriesReader
 from fluxutils_py.sklearn_callbacks import run_as_one_task
-from fluxutils_py.transformers.transformer_base import (
-    SequenceTransformer,
-    pool_of_call,
-    read_numbers,
-)
+from fluxutils_py.transformers.transformer_base import SequenceTransformer
 
 
 class SequenceScaler(SequenceTransformer):
@@ -124,29 +123,23 @@ class SequenceScaler(SequenceTransformer):
             their series, or if only some of them give ``sample_weight``.
         """
         given = {} if sample_weight is None else {"sample_weight": sample_weight}
-
-        def fit() -> None:
-            self._learn(x, sample_weight, sharded)
-
-        run_as_one_task(self, fit, x, given)
+        run_as_one_task(self, lambda: self._fit(x, sharded, sample_weight), x, given)
         return self
 
-    def _learn(self, x: object, sample_weight: object, sharded: bool) -> None:
-        with pool_of_call(self, sharded) as pool:
-            inputs, series = self._read_series(x, None, pool)
-            weight = pool.weight(sample_weight, inputs)
-            if weight is not None:  # checks it: the scale of weights does not matter
-                weight = weight.normalized(inputs.local_series(), (), add_up=pool.total)
-            blocks = read_numbers(series, inputs, type(self).__name__, pool, weight)
-            total = pool.moments(moments(blocks, series.F))
-        # all that may fail comes first: an error changes nothing
-        self._set_fitted(
-            inputs,
-            scale_=total.scale(series.name) if self.with_std else None,
-            n_samples_seen_=total.count,
-            mean_=total.mean,
-            var_=total.variance,
-        )
+    def _compute_statistics(
+        self,
+        series: SeriesArray,
+        inputs: Inputs,
+        pool: SeriesReader,
+        weight: SampleWeight | None,
+    ) -> dict[str, Any]:
+        total = self._read_moments(series, inputs, pool, weight)
+        return {
+            "scale_": total.scale(series.name, inputs.names) if self.with_std else None,
+            "n_samples_seen_": total.count,
+            "mean_": total.mean,
+            "var_": total.variance,
+        }
 
     def inverse_transform(self, x: object) -> Any:
         """Multiply by the scale and add the mean.

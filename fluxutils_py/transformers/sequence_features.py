@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fluxutils_py.data import LazyArray, SeriesArray
+from fluxutils_py.data import LazyArray, SampleWeight, SeriesArray
 from fluxutils_py.data.arrays import read_block
 from fluxutils_py.data.indexing import Index
 from fluxutils_py.exporting.steps import InitialState
@@ -104,6 +104,7 @@ class SequenceFeatures(SequenceTransformer):
         series: SeriesArray,
         inputs: Inputs,
         pool: SeriesReader,
+        weight: SampleWeight | None,
     ) -> dict[str, Any]:
         n_out = PastFeatures(series.F, *self._settings()).n_out
         if not n_out:

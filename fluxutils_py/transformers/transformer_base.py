@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, ClassVar, Self
@@ -22,7 +21,13 @@ from fluxutils_py.data.series import find_bounds
 from fluxutils_py.data.views import SequenceView
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.inputs.inputs import InputLayout, Inputs, Schema
-from fluxutils_py.inputs.moments import FeatureModule, WeightedBlock
+from fluxutils_py.inputs.moments import (
+    FeatureModule,
+    Moments,
+    WeightedBlock,
+    feature_text,
+    moments,
+)
 from fluxutils_py.inputs.sharded_data import sharded_reader
 from fluxutils_py.inputs.single_steps import read_step, series_indices
 from fluxutils_py.inputs.targets import SeriesReader
@@ -219,19 +224,75 @@ class SequenceTransformer(
         run_as_one_task(self, lambda: self._fit(x, sharded), x)
         return self
 
-    def _fit(self, x: object, sharded: bool) -> None:
-        with pool_of_call(self, sharded) as pool:
+    def _fit(self, x: object, sharded: bool, sample_weight: object = None) -> None:
+        """Learn from all ranks together, if each has separate series.
+
+        Raises
+        ------
+        RankError
+            On every rank, if the ranks' transformers differ in a parameter.
+        """
+        name = type(self).__name__
+        # not sharded, every rank fits by itself on the same data, and gets the same
+        with ranks_of_call("auto" if sharded else None, f"{name}.fit", sharded) as ranks:
+            texts: dict[str, str] = {}
+            for parameter, value in self.get_params(deep=False).items():
+                texts |= describe(parameter, value)
+            ranks.require_equal(texts)  # at once: others may have other parameters
+            pool = sharded_reader(ranks)
             inputs, series = self._read_series(x, None, pool)
-            self._set_fitted(inputs, **self._compute_statistics(series, inputs, pool))
+            weight = pool.weight(sample_weight, inputs)
+            if weight is not None:  # checks it: the scale of weights does not matter
+                weight = weight.normalized(inputs.local_series(), (), add_up=pool.total)
+            statistics = self._compute_statistics(series, inputs, pool, weight)
+        # all that may fail comes first: an error changes nothing
+        self.__dict__.update(statistics)
+        self.n_features_in_ = inputs.columns
+        self._layout = inputs.layout
+        self.__dict__.pop("feature_names_in_", None)  # of an earlier fit
+        if inputs.names is not None:
+            self.feature_names_in_ = inputs.names
 
     def _compute_statistics(
         self,
         series: SeriesArray,
         inputs: Inputs,
         pool: SeriesReader,
+        weight: SampleWeight | None,
     ) -> dict[str, Any]:
         """Compute the attributes that a fit sets."""
         raise NotImplementedError
+
+    def _read_moments(
+        self,
+        series: SeriesArray,
+        inputs: Inputs,
+        pool: SeriesReader,
+        weight: SampleWeight | None,
+    ) -> Moments:
+        """Return the moments of the values of all ranks; of more than MOST_VALUES, of about as
+        many, in blocks all over series and time.
+
+        Raises
+        ------
+        DataError
+            If a value is infinite.
+        """
+
+        def blocks() -> Iterator[WeightedBlock]:
+            for n, t, block in read_blocks(series, inputs, -(-n_values // MOST_VALUES)):
+                is_infinite = np.isinf(block)
+                if is_infinite.any():
+                    f, i, j = np.argwhere(is_infinite)[0]
+                    raise DataError(
+                        f"{series.name} is infinite at feature {feature_text(f, inputs.names)}, "
+                        f"series {n.start + i}, step {t.start + j}; {type(self).__name__} takes "
+                        "numbers, and NaN for what is missing"
+                    )
+                yield block, None if weight is None else weight.block(n, t)
+
+        n_values = pool.total(series.F * series.N * series.T)
+        return pool.moments(moments(blocks(), series.F))
 
     def stream(
         self,
@@ -279,15 +340,6 @@ class SequenceTransformer(
         if names is not None and (input_features is None or np.array_equal(names, input_features)):
             return np.asarray(names)
         return super().get_feature_names_out(input_features)
-
-    def _set_fitted(self, inputs: Inputs, **statistics: Any) -> None:
-        """Set the attributes of a fit."""
-        self.__dict__.update(statistics)
-        self.n_features_in_ = inputs.columns
-        self._layout = inputs.layout
-        self.__dict__.pop("feature_names_in_", None)  # of an earlier fit
-        if inputs.names is not None:
-            self.feature_names_in_ = inputs.names
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -352,25 +404,6 @@ class TransformerStream:
         self.state = self.function.forget(self.state, restarted)
 
 
-@contextlib.contextmanager
-def pool_of_call(transformer: BaseEstimator, sharded: bool) -> Iterator[SeriesReader]:
-    """Enclose a fit of a transformer, on all ranks together if each has separate series.
-
-    Raises
-    ------
-    RankError
-        On every rank, if the ranks' transformers differ in a parameter.
-    """
-    # not sharded, every rank fits by itself on the same data, and gets the same
-    comm = "auto" if sharded else None
-    with ranks_of_call(comm, f"{type(transformer).__name__}.fit", sharded) as ranks:
-        texts: dict[str, str] = {}
-        for name, value in transformer.get_params(deep=False).items():
-            texts |= describe(name, value)
-        ranks.require_equal(texts)  # at once: others may have other parameters
-        yield sharded_reader(ranks)
-
-
 def read_blocks(
     series: SeriesArray, inputs: Inputs, every: int = 1
 ) -> Iterator[tuple[slice, slice, np.ndarray]]:
@@ -390,32 +423,3 @@ def read_blocks(
         if exists is not None:
             block = np.where(exists.T, block, np.nan)
         yield n, t, block
-
-
-def read_numbers(
-    series: SeriesArray,
-    inputs: Inputs,
-    name: str,
-    pool: SeriesReader,
-    weight: SampleWeight | None = None,
-) -> Iterator[WeightedBlock]:
-    """Read values in blocks (F, B, S), finite or NaN, with their weights (B, S): all of them, or of
-    more than MOST_VALUES in all ranks about as many, in blocks all over series and time.
-
-    Raises
-    ------
-    DataError
-        If a value is infinite.
-    """
-    n_values = pool.total(series.F * series.N * series.T)
-    for n, t, block in read_blocks(series, inputs, -(-n_values // MOST_VALUES)):
-        is_infinite = np.isinf(block)
-        if is_infinite.any():
-            f, i, j = np.argwhere(is_infinite)[0]
-            feature = f if inputs.names is None else repr(inputs.names[f])
-            raise DataError(
-                f"{series.name} is infinite at feature {feature}, series {n.start + i}, step "
-                f"{t.start + j}; {name} takes numbers, and NaN for what is missing"
-            )
-        weights = None if weight is None else weight.block(n, t)
-        yield block, weights
