@@ -69,17 +69,25 @@ class FeatureModule(nn.Module):
         """
         return LazyArray(array, functions=(self.transform_block,))
 
-    def empty_state(self, n_features: int, n_series: int) -> list[Tensor]:
+    def empty_state(self, n_series: int) -> list[Tensor]:
         """Return the state before the first step."""
-        return []
+        # float64 for all types of data, so that a stored state fits any later stream
+        return [first.of(n_series).double() for first in self.initial]
 
-    def step(self, block: np.ndarray, state: Sequence[Tensor]) -> tuple[np.ndarray, list[Tensor]]:
-        """Return the result for the next step (F, N, 1), and the new state."""
-        return self.transform_block(block), []
+    def step(self, x: np.ndarray, state: Sequence[Tensor]) -> tuple[np.ndarray, list[Tensor]]:
+        """Return the result (P, N) for the next step (F, N), and the new state."""
+        floats = torch.from_numpy(x.astype(float_type(x.dtype)).T)
+        with torch.no_grad():
+            result = self(floats, *state)
+        y, *new = result if self.initial else (result,)
+        return y.T.numpy(), new
 
     def forget(self, state: Sequence[Tensor], series: slice | np.ndarray) -> list[Tensor]:
         """Return a state in which some series are before their first step."""
-        return []
+        kept = [t.clone() for t in state]  # the caller may have stored the state
+        for t, empty in zip(kept, self.empty_state(1), strict=True):
+            t[:, series] = empty
+        return kept
 
 
 class Affine(FeatureModule):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +9,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from fluxutils_py.data import LazyArray, SampleWeight, SeriesArray
+from fluxutils_py.data import LazyArray, SeriesArray
 from fluxutils_py.data.arrays import read_block
 from fluxutils_py.data.filling import forward_fill, last_values
 from fluxutils_py.data.indexing import Index
@@ -100,7 +99,6 @@ class SequenceImputer(SequenceTransformer):
         series: SeriesArray,
         inputs: Inputs,
         pool: SeriesReader,
-        weight: SampleWeight | None,
     ) -> dict[str, Any]:
         if self.strategy not in STRATEGIES:
             raise ValueError(f"strategy must be one of {STRATEGIES}, got {self.strategy!r}")
@@ -119,7 +117,7 @@ class SequenceImputer(SequenceTransformer):
             filled = np.asarray(0.0 if value is None else value, float)
             return {"statistics_": np.array(np.broadcast_to(filled, series.F))}
         # for all others too: series may begin with missing values
-        return {"statistics_": self._read_moments(series, inputs, pool, weight).mean}
+        return {"statistics_": self._read_moments(series, inputs, pool).mean}
 
     def as_module(self) -> Fill | ForwardFill:
         if self.strategy == "ffill":
@@ -224,20 +222,6 @@ class ForwardFill(FeatureModule):
             size *= 2  # so that a long gap is read in few pieces
         return values
 
-    def empty_state(self, n_features: int, n_series: int) -> list[Tensor]:
-        return [torch.full((n_features, n_series), torch.nan, dtype=torch.float64)]
-
-    def step(self, block: np.ndarray, state: Sequence[Tensor]) -> tuple[np.ndarray, list[Tensor]]:
-        out = as_floats(block)
-        last = self._fill_in(out, state[0].numpy())
-        # float64 for all types of data, so that a stored state fits any later stream
-        return out, [torch.from_numpy(last.astype(float))]
-
-    def forget(self, state: Sequence[Tensor], series: slice | np.ndarray) -> list[Tensor]:
-        kept = state[0].clone()  # the caller may have stored the state
-        kept[:, series] = torch.nan
-        return [kept]
-
 
 class SeriesFill(ForwardFill):
     """Put the mean of the series for NaN, or what is between its neighbours in time; of whole
@@ -268,14 +252,14 @@ class SeriesFill(ForwardFill):
         whole = _read_floats(source, series, range(source.shape[2]))
         return self.transform_block(whole)[:, :, steps.start : steps.stop]
 
-    def empty_state(self, n_features: int, n_series: int) -> list[Tensor]:
+    def empty_state(self, n_series: int) -> list[Tensor]:
         raise SpecError(
             f"strategy={self.strategy!r} uses later steps, which a stream or an exported model "
             "does not have: use SequenceImputer('ffill')"
         )
 
     def forward(self, x: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
-        self.empty_state(*x.shape)
+        self.empty_state(len(x))
         return x, last
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from sklearn.utils.metadata_routing import UNUSED
 from sklearn.utils.validation import check_is_fitted
 
-from fluxutils_py.data import SampleWeight, SeriesArray
+from fluxutils_py.data import SeriesArray
 from fluxutils_py.inputs.inputs import Inputs
 from fluxutils_py.inputs.moments import Affine
 from fluxutils_py.inputs.targets import SeriesReader
@@ -131,8 +131,11 @@ class SequenceScaler(SequenceTransformer):
         series: SeriesArray,
         inputs: Inputs,
         pool: SeriesReader,
-        weight: SampleWeight | None,
+        sample_weight: object = None,
     ) -> dict[str, Any]:
+        weight = pool.weight(sample_weight, inputs)
+        if weight is not None:  # checks it: the scale of weights does not matter
+            weight = weight.normalized(inputs.local_series(), (), add_up=pool.total)
         total = self._read_moments(series, inputs, pool, weight)
         return {
             "scale_": total.scale(series.name, inputs.names) if self.with_std else None,

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fluxutils_py.data import LazyArray, SampleWeight, SeriesArray
+from fluxutils_py.data import LazyArray, SeriesArray
 from fluxutils_py.data.arrays import read_block
 from fluxutils_py.data.indexing import Index
 from fluxutils_py.exporting.steps import InitialState
@@ -104,7 +104,6 @@ class SequenceFeatures(SequenceTransformer):
         series: SeriesArray,
         inputs: Inputs,
         pool: SeriesReader,
-        weight: SampleWeight | None,
     ) -> dict[str, Any]:
         n_out = PastFeatures(series.F, *self._settings()).n_out
         if not n_out:
@@ -195,15 +194,11 @@ class PastFeatures(FeatureModule):
         return y[0], last, *(t.to(s.dtype) for t, s in zip(new, states, strict=True))
 
     def transform_block(self, block: np.ndarray) -> np.ndarray:
-        return self._run_block(self.fill.transform_block(block), None)[0]
-
-    def _run_block(
-        self, filled: np.ndarray, state: Sequence[Tensor] | None
-    ) -> tuple[np.ndarray, list[Tensor]]:
+        filled = self.fill.transform_block(block)
         xs = torch.from_numpy(np.ascontiguousarray(filled.transpose(2, 1, 0)))
         with torch.no_grad():
-            y, new = self._run(xs, None if state is None else [t.to(xs.dtype) for t in state])
-        return y.numpy().transpose(2, 1, 0), new
+            y, _ = self._run(xs, None)
+        return y.numpy().transpose(2, 1, 0)
 
     def _run(self, xs: Tensor, state: Sequence[Tensor] | None) -> tuple[Tensor, list[Tensor]]:
         """Return the features of a window (S, B, P), and the new state of the layers."""
@@ -235,20 +230,3 @@ class PastFeatures(FeatureModule):
             n_steps = min(steps.stop - begin, len(steps))
             out[:, which, -n_steps:] = self.transform_block(block)[:, :, -n_steps:]
         return out
-
-    def empty_state(self, n_features: int, n_series: int) -> list[Tensor]:
-        # float64 for all types of data, so that a stored state fits any later stream
-        layers: list[Any] = list(self.layers)
-        states = [t.double() for layer in layers for t in layer.first_state(n_series)]
-        return [*self.fill.empty_state(n_features, n_series), *states]
-
-    def step(self, block: np.ndarray, state: Sequence[Tensor]) -> tuple[np.ndarray, list[Tensor]]:
-        filled, last = self.fill.step(block, state[:1])
-        y, new = self._run_block(filled, state[1:])
-        return y, [*last, *(t.double() for t in new)]
-
-    def forget(self, state: Sequence[Tensor], series: slice | np.ndarray) -> list[Tensor]:
-        kept = [t.clone() for t in state[1:]]  # the caller may have stored the state
-        for t in kept:
-            t[:, series] = 0
-        return [*self.fill.forget(state[:1], series), *kept]

@@ -224,7 +224,7 @@ class SequenceTransformer(
         run_as_one_task(self, lambda: self._fit(x, sharded), x)
         return self
 
-    def _fit(self, x: object, sharded: bool, sample_weight: object = None) -> None:
+    def _fit(self, x: object, sharded: bool, *sample_weight: object) -> None:
         """Learn from all ranks together, if each has separate series.
 
         Raises
@@ -241,10 +241,7 @@ class SequenceTransformer(
             ranks.require_equal(texts)  # at once: others may have other parameters
             pool = sharded_reader(ranks)
             inputs, series = self._read_series(x, None, pool)
-            weight = pool.weight(sample_weight, inputs)
-            if weight is not None:  # checks it: the scale of weights does not matter
-                weight = weight.normalized(inputs.local_series(), (), add_up=pool.total)
-            statistics = self._compute_statistics(series, inputs, pool, weight)
+            statistics = self._compute_statistics(series, inputs, pool, *sample_weight)
         # all that may fail comes first: an error changes nothing
         self.__dict__.update(statistics)
         self.n_features_in_ = inputs.columns
@@ -258,7 +255,6 @@ class SequenceTransformer(
         series: SeriesArray,
         inputs: Inputs,
         pool: SeriesReader,
-        weight: SampleWeight | None,
     ) -> dict[str, Any]:
         """Compute the attributes that a fit sets."""
         raise NotImplementedError
@@ -268,7 +264,7 @@ class SequenceTransformer(
         series: SeriesArray,
         inputs: Inputs,
         pool: SeriesReader,
-        weight: SampleWeight | None,
+        weight: SampleWeight | None = None,
     ) -> Moments:
         """Return the moments of the values of all ranks; of more than MOST_VALUES, of about as
         many, in blocks all over series and time.
@@ -376,7 +372,7 @@ class TransformerStream:
     ) -> None:
         self.function = function
         self.shape = shape
-        empty = function.empty_state(*shape)
+        empty = function.empty_state(shape[1])
         self.state: list[Tensor] = empty if state is None else list(state)
         # which series have had an input, if that matters: before it, there is padding
         self._begun = np.full(shape[1], state is not None or not function.fills_gaps)
@@ -388,13 +384,13 @@ class TransformerStream:
     def step(self, x: object) -> np.ndarray:
         """Transform the next step of all series: ``(F, N)`` to a new array ``(F, N)``."""
         x = read_step(x, self.shape)
-        result, self.state = self.function.step(x[:, :, None], self.state)
+        result, self.state = self.function.step(x, self.state)
         if not self.has_begun:
             self._begun |= ~np.isnan(x).all(0)
             result[:, ~self._begun] = np.nan
             self.state = self.function.forget(self.state, ~self._begun)
             self.has_begun = bool(self._begun.all())
-        return result[:, :, 0]
+        return result
 
     def reset(self, series: Any = None) -> None:
         """Restart some series (an index or a mask; None: all)."""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fluxutils_py.data import SampleWeight, SeriesArray
+from fluxutils_py.data import SeriesArray
 from fluxutils_py.inputs.inputs import Inputs
 from fluxutils_py.inputs.moments import FeatureModule, Moments, empty_result, float_type
 from fluxutils_py.inputs.targets import SeriesReader
@@ -63,7 +63,6 @@ class WinsorScaler(SequenceTransformer):
         series: SeriesArray,
         inputs: Inputs,
         pool: SeriesReader,
-        weight: SampleWeight | None,
     ) -> dict[str, Any]:
         dtype = float_type(series.dtype)  # float32 needs fewer passes than float64
 
