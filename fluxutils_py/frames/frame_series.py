@@ -280,18 +280,16 @@ def _read(df: Any, request: Request) -> FrameSeries:
     frame, panel, series, steps = read_rows(
         df, request.columns(), request.id_col, request.time_col, request.freq, request.zone
     )
-    place = panel.offsets[series] + steps
-    n_places = int(panel.lengths.sum())
     columns = [frame.numbers(column, missing=True) for column in request.x]
     is_single = {str(frame.dtype(column)) for column in request.x} == {"Float32"}
     dtype = np.dtype("float32" if is_single else "float64")
-    x = _series(_placed(columns, place, n_places, dtype), panel)
+    x = _series(columns, panel, series, steps, dtype)
     typed = {column: frame.typed(column, labels=True) for column in request.y}
-    lacks_steps = frame.n_rows < n_places and not request.per_series
+    lacks_steps = frame.n_rows < panel.lengths.sum() and not request.per_series
     dtype = _target_type(typed.values(), lacks_steps)
     columns = [frame.targets(column, values, dtype) for column, values in typed.items()]
     if not request.per_series:
-        y = _series(_placed(columns, place, n_places, dtype), panel)
+        y = _series(columns, panel, series, steps, dtype)
     else:
         rule = "with per_series=True a series has one value"
         per_series = [
@@ -300,7 +298,7 @@ def _read(df: Any, request: Request) -> FrameSeries:
         ]
         y = np.stack(per_series, 1) if len(per_series) > 1 else next(iter(per_series), None)
     index = getattr(frame.frame.to_native(), "index", None)
-    return FrameSeries(x, y, panel, request, place, index)
+    return FrameSeries(x, y, panel, request, panel.offsets[series] + steps, index)
 
 
 def _target_type(typed: Iterable[tuple[np.ndarray, np.ndarray]], lacks_steps: bool) -> np.dtype:
@@ -314,24 +312,25 @@ def _target_type(typed: Iterable[tuple[np.ndarray, np.ndarray]], lacks_steps: bo
     return np.dtype(np.float64) if lacks_targets and dtype.kind != "f" else dtype
 
 
-def _placed(
-    columns: Sequence[np.ndarray], place: np.ndarray, n_places: int, dtype: np.dtype
-) -> np.ndarray:
-    """Return columns as (places, F), missing where there is no row."""
-    placed = missing_values((n_places, len(columns)), dtype)
-    for f, values in enumerate(columns):
-        placed[place, f] = values
-    return placed
-
-
-def _series(columns: np.ndarray, panel: Panel) -> Any:
-    """Return columns (places, F), one series after the other, as an array (F, N, T) in time-major
-    memory, or a list of arrays (F, T_i); None if there are none.
+def _series(
+    columns: Sequence[np.ndarray],
+    panel: Panel,
+    series: np.ndarray,
+    steps: np.ndarray,
+    dtype: np.dtype,
+) -> Any:
+    """Return columns, whose rows are these steps of these series, as an array (F, N, T) in
+    time-major memory, or a list of arrays (F, T_i), missing where there is no row; None if there
+    are none.
     """
-    if not columns.shape[1]:
+    if not columns:
         return None
     lengths = panel.lengths
-    if (lengths < lengths.max()).any():
-        return [a.T for a in np.split(columns, panel.offsets[1:])]
-    series = columns.reshape(len(lengths), -1, columns.shape[1])
-    return np.ascontiguousarray(series.transpose(1, 0, 2)).transpose(2, 1, 0)
+    is_list = (lengths < lengths.max()).any()
+    place = panel.offsets[series] + steps if is_list else steps * len(lengths) + series
+    placed = missing_values((lengths.sum(), len(columns)), dtype)
+    for f, values in enumerate(columns):
+        placed[place, f] = values
+    if is_list:
+        return [a.T for a in np.split(placed, panel.offsets[1:])]
+    return placed.reshape(-1, len(lengths), len(columns)).transpose(2, 1, 0)

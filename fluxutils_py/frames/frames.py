@@ -325,10 +325,8 @@ def _with_type(
 
 def _holds(dtype: Any, values: np.ndarray) -> bool:
     """Return whether an integer type of narwhals holds all values."""
-    if not len(values):
-        return True
     bounds = np.iinfo(str(dtype).lower())
-    return bounds.min <= min(values) and max(values) <= bounds.max
+    return bool(((values >= bounds.min) & (values <= bounds.max)).all())
 
 
 def _typed_labels(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -204,11 +204,7 @@ def moments(
     n_features : int
     """
     origin = np.full((n_features, 1), np.nan)  # of each feature, a value that occurs
-    total = Moments(
-        count=np.zeros(n_features, int),
-        mean=np.zeros(n_features),
-        squares=np.zeros(n_features),
-    )
+    total = Moments(np.zeros(n_features, int), *np.zeros((2, n_features)))
     for part in _parts(blocks, n_features):
         values = part[:n_features]
         weights = [part[n_features:]] if len(part) > n_features else []

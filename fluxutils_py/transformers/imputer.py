@@ -177,11 +177,8 @@ class ForwardFill(FeatureModule):
         # in place: a part is a view of the result
         for n in range(0, out.shape[1], SERIES):
             part = out[:, n : n + SERIES]
-            self._fill_in(part, np.full(part.shape[:2], np.nan))
+            forward_fill(part, np.full(part.shape[:2], np.nan), self.arrays["start"].ravel())
         return out
-
-    def _fill_in(self, block: np.ndarray, before: np.ndarray) -> np.ndarray:
-        return forward_fill(block, before, self.arrays["start"][:, 0, 0])
 
     def over(self, array: Any, first: np.ndarray) -> LazyArray:
         dtype = float_type(array.dtype)
@@ -193,7 +190,7 @@ class ForwardFill(FeatureModule):
         """
         block = _read_floats(source, series, steps)
         last = self._values_before(source, series, steps.start, np.isnan(block[:, :, 0]))
-        last = self._fill_in(block, last)
+        last = forward_fill(block, last, self.arrays["start"].ravel())
         if isinstance(series, range):  # the next window most often continues here
             self._last = source, series, steps.stop, last
         return block

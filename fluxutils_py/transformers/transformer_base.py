@@ -376,9 +376,12 @@ class TransformerStream:
         self.state: list[Tensor] = empty if state is None else list(state)
         # which series have had an input, if that matters: before it, there is padding
         self._begun = np.full(shape[1], state is not None or not function.fills_gaps)
-        self.has_begun = bool(self._begun.all())
         if [t.shape for t in self.state] != [t.shape for t in empty]:
             raise ShapeError(f"state is not that of a stream of {shape[1]} series")
+
+    @property
+    def has_begun(self) -> bool:
+        return bool(self._begun.all())
 
     @undisturbed()
     def step(self, x: object) -> np.ndarray:
@@ -389,14 +392,12 @@ class TransformerStream:
             self._begun |= ~np.isnan(x).all(0)
             result[:, ~self._begun] = np.nan
             self.state = self.function.forget(self.state, ~self._begun)
-            self.has_begun = bool(self._begun.all())
         return result
 
     def reset(self, series: Any = None) -> None:
         """Restart some series (an index or a mask; None: all)."""
         restarted = slice(None) if series is None else series_indices(series, self.shape[1])
         self._begun[restarted] = not self.function.fills_gaps
-        self.has_begun = bool(self._begun.all())
         self.state = self.function.forget(self.state, restarted)
 
 
