@@ -12,15 +12,13 @@ BLOCK = 1 << 20  # values per rectangle
 Rectangle = tuple[slice, slice]  # of series and of steps
 
 
-def block_slices(
-    n_series: int, n_steps: int, n_features: int = 1, size: int | None = None
-) -> list[Rectangle]:
-    """Cut (N, T) into rectangles of about a million values, or ``size``.
+def block_slices(n_series: int, n_steps: int, n_features: int = 1) -> list[Rectangle]:
+    """Cut (N, T) into rectangles of about a million values.
 
     They are as close to squares as the axes allow, so that a file is read in long runs whatever its
     memory order.
     """
-    room = max(1, (size or BLOCK) // max(1, n_features))
+    room = max(1, BLOCK // max(1, n_features))
     all_series = room // max(1, n_series)  # steps of a rectangle that is as high as the array
     per_step = min(n_steps, max(math.isqrt(room), all_series))
     per_step = max(1, per_step)

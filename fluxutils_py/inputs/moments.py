@@ -11,13 +11,13 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from fluxutils_py.data import LazyArray
-from fluxutils_py.data.blocks import block_slices
+from fluxutils_py.data.blocks import BLOCK, block_slices
 from fluxutils_py.errors import DataError
 from fluxutils_py.exporting.steps import InitialState
 
 # a standard deviation below this share of the mean is rounding error
 CONSTANT = 10 * np.finfo(float).eps
-PART = 1 << 17  # values that are summed at a time, in the cache
+PARTS = 8  # of a block of values, which are summed one after the other, in the cache
 
 # Values (F, B, S) and their weights (B, S) or (F, B, S); None: all count the same.
 WeightedBlock = tuple[np.ndarray, np.ndarray | None]
@@ -59,7 +59,8 @@ class FeatureModule(nn.Module):
 
     def transform_block(self, block: np.ndarray) -> np.ndarray:
         """Return the result for a block, as a new array."""
-        raise NotImplementedError
+        floats = torch.from_numpy(as_floats(block))
+        return self(floats.permute(2, 1, 0)).permute(2, 1, 0).numpy()
 
     # -- with a state: of what is not in files, and step by step -----------------------------------
 
@@ -76,7 +77,7 @@ class FeatureModule(nn.Module):
 
     def step(self, x: np.ndarray, state: Sequence[Tensor]) -> tuple[np.ndarray, list[Tensor]]:
         """Return the result (P, N) for the next step (F, N), and the new state."""
-        floats = torch.from_numpy(x.astype(float_type(x.dtype)).T)
+        floats = torch.from_numpy(as_floats(x).T)
         with torch.no_grad():
             result = self(floats, *state)
         y, *new = result if self.initial else (result,)
@@ -112,7 +113,7 @@ class Affine(FeatureModule):
 
     def transform_block(self, block: np.ndarray) -> np.ndarray:
         center, scale = self.arrays.values()
-        out = empty_result(block)
+        out = np.empty_like(block, float_type(block.dtype), subok=False)
         # NumPy computes in float64 and rounds to float32, so a large mean costs no digits
         if self.inverse:
             scaled = np.multiply(block, scale, dtype=float)
@@ -231,14 +232,14 @@ def _parts(blocks: Iterable[WeightedBlock], n_features: int) -> Iterator[np.ndar
     """Yield values, with their weights as further rows, (F, n), (F + 1, n) or (2 F, n): pieces of
     large blocks, and small ones together. The next ones overwrite them.
     """
-    parts = np.empty((0, max(1, PART // n_features)))
+    parts = np.empty((0, max(1, BLOCK // (PARTS * n_features))))
     stop = 0
     for block, weight in blocks:
         _, n_series, n_steps = block.shape
         rows = [block] if weight is None else [block, weight.reshape(-1, n_series, n_steps)]
         if not len(parts):
             parts = np.empty((sum(map(len, rows)), parts.shape[1]))
-        for series, steps in block_slices(n_series, n_steps, n_features, PART):
+        for series, steps in block_slices(n_series, n_steps, PARTS * n_features):
             pieces = [array[:, series, steps] for array in rows]
             size = pieces[0][0].size
             if stop + size > parts.shape[1]:
@@ -269,9 +270,9 @@ def feature_text(feature: int | np.integer, names: np.ndarray | None) -> str:
     return str(feature) if names is None else repr(names[feature])
 
 
-def empty_result(block: np.ndarray) -> np.ndarray:
-    """Return an uninitialised array like a block, in its memory order, of :func:`float_type`."""
-    return np.empty_like(block, float_type(block.dtype), subok=False)
+def as_floats(block: np.ndarray) -> np.ndarray:
+    """Copy an array as floating-point numbers of :func:`float_type`, in the same memory order."""
+    return block.astype(float_type(block.dtype), subok=False)
 
 
 def float_type(dtype: np.dtype) -> type[np.float32] | type[np.float64]:

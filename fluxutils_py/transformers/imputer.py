@@ -16,7 +16,7 @@ from fluxutils_py.data.indexing import Index
 from fluxutils_py.errors import ShapeError, SpecError
 from fluxutils_py.exporting.steps import InitialState
 from fluxutils_py.inputs.inputs import Inputs
-from fluxutils_py.inputs.moments import FeatureModule, empty_result, float_type
+from fluxutils_py.inputs.moments import FeatureModule, as_floats, float_type
 from fluxutils_py.inputs.targets import SeriesReader
 from fluxutils_py.transformers.transformer_base import SequenceTransformer
 
@@ -156,7 +156,7 @@ class ForwardFill(FeatureModule):
     fills_gaps = True
     start: Tensor
     # what was read last: the source, its series, the step after it, and the last values there
-    _last: tuple[Any, range, int, np.ndarray] | None = None
+    _last: tuple[Any, Any, int, Any] = None, None, 0, None
 
     def __init__(self, start: np.ndarray) -> None:
         super().__init__(start=start)
@@ -164,7 +164,7 @@ class ForwardFill(FeatureModule):
         self.initial = (InitialState(nothing_before, batch_axis=1),)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_last": None}
+        return self.__dict__ | {"_last": ForwardFill._last}
 
     def forward(self, x: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
         known = torch.where(x.isnan(), last.t().to(x.dtype), x)
@@ -201,12 +201,18 @@ class ForwardFill(FeatureModule):
         """Return the last values before a step where ``missing`` is true; NaN elsewhere and where
         there is none.
         """
-        known = self._last  # read once: other threads may replace it
-        if known is not None and known[0] is source:
-            _, same_series, end, last = known
-            # only ranges compare as a whole
-            if isinstance(series, range) and series == same_series and stop == end:
-                return last
+        same_source, same_series, end, last = self._last
+        # only ranges compare as a whole
+        if (
+            source is same_source
+            and isinstance(series, range)
+            and (series, stop)
+            == (
+                same_series,
+                end,
+            )
+        ):
+            return last
         values = np.full(missing.shape, np.nan, float_type(source.dtype))
         size = LOOK_BACK
         while stop > 0 and missing.any():
@@ -234,11 +240,10 @@ class SeriesFill(ForwardFill):
         for f, n in np.argwhere(np.isnan(out).any(2)):
             values = out[f, n]
             missing = np.isnan(values)
-            known = values[~missing].astype(float)
-            start = self.arrays["start"][f, 0, 0]
-            filled = start
+            known = values[~missing]
+            filled = start = self.arrays["start"][f, 0, 0]
             if len(known) and self.strategy == "series_mean":
-                filled = known.mean()
+                filled = known.mean(dtype=float)
             elif len(known):
                 at, places = np.flatnonzero(missing), np.flatnonzero(~missing)
                 filled = np.interp(at, places, known, left=start)
@@ -262,10 +267,3 @@ class SeriesFill(ForwardFill):
 
 def _read_floats(source: Any, series: Index, steps: range) -> np.ndarray:
     return as_floats(read_block(source, range(source.shape[0]), series, steps))
-
-
-def as_floats(block: np.ndarray) -> np.ndarray:
-    """Copy a block as floating-point numbers, in the same memory order."""
-    out = empty_result(block)
-    np.copyto(out, block, casting="unsafe")
-    return out

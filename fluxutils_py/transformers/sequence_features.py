@@ -115,9 +115,10 @@ class SequenceFeatures(SequenceTransformer):
 
     def _settings(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         """Return all lags, 0 for the inputs, and the spans, after checking them."""
-        lags = tuple(check_integer("lags", lag, 1) for lag in self.lags)
-        means = tuple(check_integer("exponential_means", s, 1) for s in self.exponential_means)
-        rolling = tuple(check_integer("rolling", s, 1) for s in self.rolling)
+        lags, means, rolling = (
+            tuple(check_integer(name, value, 1) for value in getattr(self, name))
+            for name in ("lags", "exponential_means", "rolling")
+        )
         return ((0, *lags) if self.keep_inputs else lags), means, rolling
 
     def as_module(self) -> PastFeatures:
@@ -133,9 +134,8 @@ class SequenceFeatures(SequenceTransformer):
         """
         names = input_features
         if names is None:
-            names = getattr(self, "feature_names_in_", None)
-        if names is None:
-            names = [f"x{i}" for i in range(self._layout.features)]
+            numbers = [f"x{i}" for i in range(self._layout.features)]
+            names = getattr(self, "feature_names_in_", numbers)
         if len(names) != self._layout.features:
             raise ValueError(
                 f"input_features has {len(names)} names, fit had {self._layout.features} features"
@@ -167,13 +167,8 @@ class PastFeatures(FeatureModule):
         super().__init__()
         self.n_features = n_features
         self.fill = ForwardFill(np.zeros(n_features))
-        layers: list[Layer] = []
-        if lags:
-            layers.append(Lags(n_features, lags))
-        if means:
-            layers.append(ExponentialMeans(n_features, means))
-        if rolling:
-            layers.append(RollingStatistics(n_features, rolling))
+        kinds = (Lags, lags), (ExponentialMeans, means), (RollingStatistics, rolling)
+        layers: list[Layer] = [kind(n_features, given) for kind, given in kinds if given]
         self.n_out = sum(layer.n_out for layer in layers)
         # so many steps before a window are all that matters
         self.memory = max(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, ClassVar, Self
@@ -410,9 +411,9 @@ def read_blocks(
     rows = inputs.local_series()
     blocks = block_slices(series.N, series.T, series.F)
     # at random among its neighbours, as data may have a period; the same ones each time
-    chance = np.random.default_rng(0)
+    chance = random.Random(0)
     for i in range(0, len(blocks), every):
-        n, t = blocks[min(i + int(chance.integers(every)), len(blocks) - 1)]
+        n, t = chance.choice(blocks[i : i + every])
         part = rows[n]
         series.prefetch(part, t.start, t.stop)
         block = series.read(part, t.start, t.stop).transpose(2, 1, 0)  # from (S, B, F)
