@@ -271,9 +271,7 @@ class FrameSeries:
                 f"the predictions have shape {tuple(prediction.shape)}; expected (G, "
                 f"{len(lengths)}, {longest}) = (outputs, series, time steps)"
             )
-        values = np.asarray(prediction)
-        exists = np.arange(longest) < lengths[:, None]  # (N, T)
-        return values[:, exists]
+        return np.asarray(prediction)[:, np.arange(longest) < lengths[:, None]]
 
 
 def _read(df: Any, request: Request) -> FrameSeries:

@@ -333,7 +333,7 @@ def _typed_labels(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return labels as numbers if all are, such as those of categories, and a mask of missing
     ones.
     """
-    missing = np.array([label is None for label in labels], bool)
+    missing = require("pandas").isna(labels)
     known = labels[~missing].tolist()
     if not known or not all(isinstance(label, bool | int | float) for label in known):
         return labels, missing

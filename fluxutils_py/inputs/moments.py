@@ -232,17 +232,18 @@ def _parts(blocks: Iterable[WeightedBlock], n_features: int) -> Iterator[np.ndar
     """Yield values, with their weights as further rows, (F, n), (F + 1, n) or (2 F, n): pieces of
     large blocks, and small ones together. The next ones overwrite them.
     """
-    parts = np.empty((0, max(1, BLOCK // (PARTS * n_features))))
+    width = max(1, BLOCK // (PARTS * n_features))
+    parts = np.empty((n_features, 0))
     stop = 0
     for block, weight in blocks:
         _, n_series, n_steps = block.shape
         rows = [block] if weight is None else [block, weight.reshape(-1, n_series, n_steps)]
-        if not len(parts):
-            parts = np.empty((sum(map(len, rows)), parts.shape[1]))
+        if not parts.size:
+            parts = np.empty((sum(map(len, rows)), width))
         for series, steps in block_slices(n_series, n_steps, PARTS * n_features):
             pieces = [array[:, series, steps] for array in rows]
             size = pieces[0][0].size
-            if stop + size > parts.shape[1]:
+            if stop + size > width:
                 yield parts[:, :stop]
                 stop = 0
             start, stop = stop, stop + size

@@ -163,15 +163,11 @@ class SequenceScaler(SequenceTransformer):
             If ``x`` has other features.
         """
         check_is_fitted(self)
-        undo = Affine(*self._mean_and_scale(), inverse=True)
         # columns of a data frame have other names than those of fit
         x = x.to_numpy() if hasattr(x, "to_numpy") else x
+        undo = self.as_module().inverted()
         return self._apply_to_blocks(x, undo, replace(self._layout, names=None))
 
-    def _mean_and_scale(self) -> tuple[np.ndarray, np.ndarray]:
-        mean = self.mean_ if self.with_mean else np.zeros_like(self.mean_)
-        scale = np.ones_like(mean) if self.scale_ is None else self.scale_
-        return mean, scale
-
     def as_module(self) -> Affine:
-        return Affine(*self._mean_and_scale())
+        mean = self.mean_ if self.with_mean else np.zeros_like(self.mean_)
+        return Affine(mean, np.ones_like(mean) if self.scale_ is None else self.scale_)
