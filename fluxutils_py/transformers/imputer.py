@@ -37,11 +37,12 @@ class SequenceImputer(SequenceTransformer):
     Parameters
     ----------
     strategy : "mean", "constant", "ffill", "series_mean" or "interpolate"
-        "mean": the mean of the feature over all series and steps of ``fit``. "constant":
-        ``fill_value``. "ffill": the last value of the feature before the gap, in the same series;
-        later steps are never used. "series_mean": the mean of the feature in the same series.
-        "interpolate": the straight line between the values of the feature before and after the gap,
-        in the same series; after the last one, that one.
+        "mean": the mean of the feature over all series and steps of ``fit`` (of very many, as
+        :class:`SequenceScaler` reads them). "constant": ``fill_value``. "ffill": the last value of
+        the feature before the gap, in the same series; later steps are never used. "series_mean":
+        the mean of the feature in the same series. "interpolate": the straight line between the
+        values of the feature before and after the gap, in the same series; after the last one, that
+        one.
     fill_value : float, array of shape (F,), or None
         Value for "constant", with "ffill" and "interpolate" for values before the first one of a
         feature, and with "series_mean" for features without any in a series. None: 0 for

@@ -25,6 +25,10 @@ class SequenceScaler(SequenceTransformer):
     float64, block by block, and do not depend on the memory order. Neither ``fit`` nor
     ``transform`` reads a file as a whole.
 
+    Of more than 2**25 values (``MOST_VALUES`` of ``transformers.transformer_base``), ``fit`` reads
+    about as many, in blocks of neighbouring series and steps: one, chosen at random but always the
+    same, of each few that follow one another. An infinite value elsewhere is not found then.
+
     Parameters
     ----------
     with_mean : bool
@@ -40,7 +44,7 @@ class SequenceScaler(SequenceTransformer):
         Square root of ``var_``; 1 for constant features, whose standard deviation is 0 or only
         rounding against their mean.
     n_samples_seen_ : ndarray of shape (F,)
-        Number of values per feature, or the sum of their weights.
+        Number of values per feature that were read, or the sum of their weights.
     n_features_in_ : int
         F; for a matrix or a view, its columns.
     feature_names_in_ : ndarray of str
