@@ -211,7 +211,12 @@ def moments(
         weights = [part[n_features:]] if len(part) > n_features else []
         if np.isnan(values.sum()):
             is_known = ~np.isnan(values)
-            weights = [is_known * w for w in weights] or [is_known]
+            # without the steps that have no values, as if they were not there
+            some = is_known.any(0)
+            rows = values, is_known, *weights
+            values, is_known, *weights = (np.compress(some, row, axis=1) for row in rows)
+            if not is_known.all():
+                weights = [is_known * w for w in weights] or [is_known]
         counts = weights[0] > 0 if weights else np.True_
         if np.isnan(origin).any():
             counted = np.where(counts, values, np.nan)

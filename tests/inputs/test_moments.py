@@ -117,3 +117,14 @@ def test_constants_and_large_means_keep_their_digits_over_many_parts(monkeypatch
 def test_without_values_there_is_nothing():
     for blocks in ([], [(np.zeros((2, 0, 5)), None)], [(np.full((2, 3, 5), np.nan), None)]):
         assert [a.tolist() for a in moments(blocks, 2)] == [[0, 0]] * 3
+
+
+def test_steps_without_values_are_as_if_they_were_not_there():
+    x = np.random.default_rng(1).normal(3, 2, size=(F, 13, 11)) ** 3
+    padded = np.full((F, 13, 17), np.nan)
+    padded[:, :, 2:13] = x
+    w = np.random.default_rng(2).uniform(size=(13, 17))
+    for weight in (None, w):
+        found = moments([(padded, weight)], F)
+        wanted = moments([(x, None if weight is None else weight[:, 2:13])], F)
+        assert [a.tolist() for a in found] == [a.tolist() for a in wanted]
