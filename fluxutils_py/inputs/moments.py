@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -263,12 +264,11 @@ def _moments_of_part(values: np.ndarray, weights: Sequence[np.ndarray]) -> Momen
     none.
     """
     count = weights[0].sum(1) if weights else np.full(len(values), values.shape[1])
-    axes = "fn," * len(weights)
-    total = np.einsum(axes + "fn->f", *weights, values)
+    total = math.prod(weights, start=values).sum(1)
     mean = total / np.where(count > 0, count, 1)
     values -= mean[:, None]
-    squares = np.einsum(axes + "fn,fn->f", *weights, values, values)
-    return Moments(count, mean, squares)
+    np.square(values, out=values)
+    return Moments(count, mean, math.prod(weights, start=values).sum(1))
 
 
 def feature_text(feature: int | np.integer, names: np.ndarray | None) -> str:
