@@ -295,7 +295,7 @@ def make_frame(
         _with_type(nw.col(name), dtype, columns[name], backend) for name, dtype in like.items()
     ]
     if backend != "pandas":
-        floats = [nw.col(k) for k, v in columns.items() if np.asarray(v).dtype.kind == "f"]
+        floats = [nw.col(k) for k, v in columns.items() if v.dtype.kind == "f"]
         # without a branch for NaN, "when" gives null there
         casts += [nw.when(~column.is_nan()).then(column) for column in floats]
     return made.with_columns(casts).to_native()

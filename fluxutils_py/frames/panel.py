@@ -336,7 +336,7 @@ def grid_steps(
         If a time is between two steps, or a series has two rows of one step.
     """
     known = series >= 0
-    steps, whole = panel.frequency.steps_between(panel.first[np.maximum(series, 0)], times)
+    steps, whole = panel.frequency.steps_between(panel.first[series], times)
     # the step of a time between two is rounded down, and could be another row's
     between = known & ~whole
     if between.any():

@@ -264,7 +264,7 @@ def _moments_of_part(values: np.ndarray, weights: Sequence[np.ndarray]) -> Momen
     none.
     """
     count = weights[0].sum(1) if weights else np.full(len(values), values.shape[1])
-    total = math.prod(weights, start=values).sum(1)
+    total = math.prod(weights, start=values).sum(1)  # the values times their weights, if any
     mean = total / np.where(count > 0, count, 1)
     values -= mean[:, None]
     np.square(values, out=values)

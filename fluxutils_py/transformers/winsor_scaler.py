@@ -78,13 +78,9 @@ class WinsorScaler(SequenceTransformer):
             return tuple(map(torch.from_numpy, merged))
 
         # in torch, because nn.WinsorNorm, which cannot import this, learns the same
-        lower, upper, mean, scale = winsor_statistics(read_pass, pool.add_up, merge)
-        return {
-            "lower_": lower.numpy(),
-            "upper_": upper.numpy(),
-            "mean_": mean.numpy(),
-            "scale_": scale.numpy(),
-        }
+        statistics = winsor_statistics(read_pass, pool.add_up, merge)
+        names = "lower_", "upper_", "mean_", "scale_"
+        return {name: t.numpy() for name, t in zip(names, statistics, strict=True)}
 
     def as_module(self) -> Winsorize:
         values = {"lower": self.lower_, "upper": self.upper_}
