@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -208,26 +207,14 @@ def moments(
     origin = np.full((n_features, 1), np.nan)  # of each feature, a value that occurs
     total = Moments(np.zeros(n_features, int), *np.zeros((2, n_features)))
     for part in _parts(blocks, n_features):
-        values = part[:n_features]
-        weights = [part[n_features:]] if len(part) > n_features else []
-        if np.isnan(values.sum()):
-            is_known = ~np.isnan(values)
-            # without the steps that have no values, as if they were not there
-            some = is_known.any(0)
-            rows = values, is_known, *weights
-            values, is_known, *weights = (np.compress(some, row, axis=1) for row in rows)
-            if not is_known.all():
-                weights = [is_known * w for w in weights] or [is_known]
-        counts = weights[0] > 0 if weights else np.True_
+        values, weight = part[:n_features], part[n_features:]
         if np.isnan(origin).any():
-            counted = np.where(counts, values, np.nan)
+            counted = np.where(weight > 0, values, np.nan) if len(weight) else values
             largest = np.fmax.reduce(counted, 1, keepdims=True, initial=np.nan)
             origin = np.where(np.isnan(origin), largest, origin)
         # differences are small, so their sums lose no digits; for a constant they are exactly 0
         values -= origin
-        if weights:
-            np.copyto(values, 0, where=~counts)
-        total = total.merge(_moments_of_part(values, weights))
+        total = total.merge(_moments_of_part(values, weight))
     count, distance, squares = total
     # a feature without values has no origin; its mean is 0
     origin = np.nan_to_num(origin[:, 0])
@@ -259,16 +246,30 @@ def _parts(blocks: Iterable[WeightedBlock], n_features: int) -> Iterator[np.ndar
     yield parts[:, :stop]
 
 
-def _moments_of_part(values: np.ndarray, weights: Sequence[np.ndarray]) -> Moments:
-    """Return the moments of values (F, n), which are overwritten, with one array of weights, or
-    none.
+def _moments_of_part(values: np.ndarray, weight: np.ndarray) -> Moments:
+    """Return the moments of values (F, n), which are overwritten, with weights (F, n) or (1, n), or
+    (0, n): all count the same.
     """
-    count = weights[0].sum(1) if weights else np.full(len(values), values.shape[1])
-    total = math.prod(weights, start=values).sum(1)  # the values times their weights, if any
+    count = np.full(len(values), values.shape[1])
+    total = values.sum(1)
+    if np.isnan(total).any():
+        is_known = ~np.isnan(values)
+        # without the steps that have no values, as if they were not there
+        some = is_known.any(0)
+        if not some.all():
+            rows = values, is_known, weight
+            values, is_known, weight = (np.compress(some, row, axis=1) for row in rows)
+        weight = is_known * weight if len(weight) else is_known
+    if len(weight):
+        np.copyto(values, 0, where=~(weight > 0))
+        count = weight.sum(1)
+        total = (weight * values).sum(1)
     mean = total / np.where(count > 0, count, 1)
     values -= mean[:, None]
     np.square(values, out=values)
-    return Moments(count, mean, math.prod(weights, start=values).sum(1))
+    if len(weight):
+        values *= weight
+    return Moments(count, mean, values.sum(1))
 
 
 def feature_text(feature: int | np.integer, names: np.ndarray | None) -> str:
