@@ -165,7 +165,7 @@ class ForwardFill(FeatureModule):
         self.initial = (InitialState(nothing_before, batch_axis=1),)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_last": ForwardFill._last}
+        return {name: v for name, v in self.__dict__.items() if name != "_last"}
 
     def forward(self, x: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
         known = torch.where(x.isnan(), last.t().to(x.dtype), x)
