@@ -211,41 +211,35 @@ class FrameSeries:
         ShapeError
             If the predictions are not of these series.
         """
-        if not isinstance(prediction, list | tuple) and len(np.shape(prediction)) < 3:
-            return self._frame_per_series(np.asarray(prediction), names)
         panel = self.panel
         place = self.place
-        series = np.repeat(np.arange(panel.n_series), panel.lengths)[place]
-        values = self._flat(prediction)[:, place]
+        has_steps = isinstance(prediction, list | tuple) or len(np.shape(prediction)) > 2
+        if has_steps:
+            series = np.repeat(np.arange(panel.n_series), panel.lengths)[place]
+            values = self._flat(prediction)[:, place]
+        else:
+            series = np.arange(panel.n_series)
+            values = self._per_series(np.asarray(prediction))
         columns: dict[str, Any] = {}
         if self.request.id_col is not None:
             columns[self.request.id_col] = self.ids[series]
-        if self.request.time_col is not None:
+        if self.request.time_col is not None and has_steps:
             columns[self.request.time_col] = panel.times(series, place - panel.offsets[series])
-        columns |= self._named_columns(names, values)
-        frame = make_frame(columns, panel.types, panel.backend)
-        if self.index is not None:
+        types = {name: panel.types[name] for name in columns}
+        columns |= zip(self._column_names(names, len(values)), values, strict=True)
+        frame = make_frame(columns, types, panel.backend)
+        if self.index is not None and has_steps:
             frame.index = self.index
         return frame
 
-    def _frame_per_series(self, values: np.ndarray, names: Sequence[str] | None) -> Any:
+    def _per_series(self, values: np.ndarray) -> np.ndarray:
+        """Return predictions (N,) or (N, G) as (G, N)."""
         if values.ndim == 0 or len(values) != self.panel.n_series:
             raise ShapeError(
                 f"the predictions have shape {values.shape}; expected (G, N, T) with "
                 f"N={self.panel.n_series} series, or one row per series"
             )
-        matrix = values.reshape(len(values), -1)
-        id_col = self.request.id_col
-        columns = {} if id_col is None else {id_col: self.ids}
-        types = {name: self.panel.types[name] for name in columns}
-        columns |= self._named_columns(names, matrix.T)
-        return make_frame(columns, types, self.panel.backend)
-
-    def _named_columns(
-        self, names: Sequence[str] | None, values: np.ndarray
-    ) -> dict[str, np.ndarray]:
-        """Return predictions (G, rows) by name."""
-        return dict(zip(self._column_names(names, len(values)), values, strict=True))
+        return values.reshape(len(values), -1).T
 
     def _column_names(self, names: Sequence[str] | None, n_outputs: int) -> list[str]:
         if names is None and len(self.target_names) == n_outputs:
@@ -277,27 +271,23 @@ class FrameSeries:
                 f"the predictions have shape {tuple(prediction.shape)}; expected (G, "
                 f"{len(lengths)}, {longest}) = (outputs, series, time steps)"
             )
-        values = np.asarray(prediction)
-        exists = np.arange(longest) < lengths[:, None]  # (N, T)
-        return values[:, exists]
+        return np.asarray(prediction)[:, np.arange(longest) < lengths[:, None]]
 
 
 def _read(df: Any, request: Request) -> FrameSeries:
     frame, panel, series, steps = read_rows(
         df, request.columns(), request.id_col, request.time_col, request.freq, request.zone
     )
-    place = panel.offsets[series] + steps
-    n_places = int(panel.lengths.sum())
     columns = [frame.numbers(column, missing=True) for column in request.x]
     is_single = {str(frame.dtype(column)) for column in request.x} == {"Float32"}
     dtype = np.dtype("float32" if is_single else "float64")
-    x = _series(_placed(columns, place, n_places, dtype), panel)
+    x = _series(columns, panel, series, steps, dtype)
     typed = {column: frame.typed(column, labels=True) for column in request.y}
-    lacks_steps = frame.n_rows < n_places and not request.per_series
+    lacks_steps = frame.n_rows < panel.lengths.sum() and not request.per_series
     dtype = _target_type(typed.values(), lacks_steps)
     columns = [frame.targets(column, values, dtype) for column, values in typed.items()]
     if not request.per_series:
-        y = _series(_placed(columns, place, n_places, dtype), panel)
+        y = _series(columns, panel, series, steps, dtype)
     else:
         rule = "with per_series=True a series has one value"
         per_series = [
@@ -306,7 +296,7 @@ def _read(df: Any, request: Request) -> FrameSeries:
         ]
         y = np.stack(per_series, 1) if len(per_series) > 1 else next(iter(per_series), None)
     index = getattr(frame.frame.to_native(), "index", None)
-    return FrameSeries(x, y, panel, request, place, index)
+    return FrameSeries(x, y, panel, request, panel.offsets[series] + steps, index)
 
 
 def _target_type(typed: Iterable[tuple[np.ndarray, np.ndarray]], lacks_steps: bool) -> np.dtype:
@@ -320,24 +310,25 @@ def _target_type(typed: Iterable[tuple[np.ndarray, np.ndarray]], lacks_steps: bo
     return np.dtype(np.float64) if lacks_targets and dtype.kind != "f" else dtype
 
 
-def _placed(
-    columns: Sequence[np.ndarray], place: np.ndarray, n_places: int, dtype: np.dtype
-) -> np.ndarray:
-    """Return columns as (places, F), missing where there is no row."""
-    placed = missing_values((n_places, len(columns)), dtype)
-    for f, values in enumerate(columns):
-        placed[place, f] = values
-    return placed
-
-
-def _series(columns: np.ndarray, panel: Panel) -> Any:
-    """Return columns (places, F), one series after the other, as an array (F, N, T) in time-major
-    memory, or a list of arrays (F, T_i); None if there are none.
+def _series(
+    columns: Sequence[np.ndarray],
+    panel: Panel,
+    series: np.ndarray,
+    steps: np.ndarray,
+    dtype: np.dtype,
+) -> Any:
+    """Return columns, whose rows are these steps of these series, as an array (F, N, T) in
+    time-major memory, or a list of arrays (F, T_i), missing where there is no row; None if there
+    are none.
     """
-    if not columns.shape[1]:
+    if not columns:
         return None
     lengths = panel.lengths
-    if (lengths < lengths.max()).any():
-        return [a.T for a in np.split(columns, panel.offsets[1:])]
-    series = columns.reshape(len(lengths), -1, columns.shape[1])
-    return np.ascontiguousarray(series.transpose(1, 0, 2)).transpose(2, 1, 0)
+    is_list = (lengths < lengths.max()).any()
+    place = panel.offsets[series] + steps if is_list else steps * len(lengths) + series
+    placed = missing_values((lengths.sum(), len(columns)), dtype)
+    for f, values in enumerate(columns):
+        placed[place, f] = values
+    if is_list:
+        return [a.T for a in np.split(placed, panel.offsets[1:])]
+    return placed.reshape(-1, len(lengths), len(columns)).transpose(2, 1, 0)

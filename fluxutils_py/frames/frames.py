@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
 from numbers import Number
 from typing import Any
 
@@ -134,8 +133,9 @@ class Frame:
         nw = require("narwhals")
         dtype = self.dtype(column)
         if dtype == nw.Object:
-            known = [v for v in self.frame[column].to_list() if not _is_missing(v)]
-            if known and all(_is_number(v) for v in known):
+            known = self.frame[column].drop_nulls().to_list()
+            # booleans are Numbers too
+            if known and all(isinstance(v, Number) and not isinstance(v, bool) for v in known):
                 raise DataError(
                     f"column {column!r} of {self.name} holds numbers such as {known[0]}, but is of "
                     f"type {dtype}; convert it, as with pandas.to_numeric, or to text if they are "
@@ -212,8 +212,9 @@ class Frame:
             values[missing] = np.nan if dtype.kind == "f" else None
         return values
 
-    def times(self, column: str, zone: str | None = None) -> TimeColumn:
-        """Return a column of dates or integers; DataError names the row of what is neither.
+    def times(self, column: str, zone: str | None = None) -> tuple[np.ndarray, str | None]:
+        """Return a column of integers, int64, or of dates, ``datetime64[ns]`` in UTC or without a
+        time zone, and the time zone; DataError names the row of what is neither.
 
         ``zone`` takes the place of another one that the column has.
         """
@@ -226,7 +227,7 @@ class Frame:
             # before the conversion, which would wrap around without an error
             outside = (times > LARGEST_TIME) | (times < -LARGEST_TIME)
             self.refuse(column, outside, f"; integer times are at most {LARGEST_TIME}", times)
-            return TimeColumn(times.astype(np.int64), None, is_integer=True)
+            return times.astype(np.int64), None
         if not (dtype == nw.Date or dtype == nw.Datetime):
             raise self._wrong_type(column, "dates or integers", "pandas.to_datetime")
         own_zone = getattr(dtype, "time_zone", None)
@@ -242,7 +243,7 @@ class Frame:
                 f"column {column!r} of {self.name} holds dates outside of the years 1678 to 2261 "
                 f"({error}); for such dates give integers, such as the year"
             ) from error
-        return TimeColumn(at.astype("M8[ns]").astype(np.int64), own_zone and (zone or own_zone))
+        return at.astype("M8[ns]"), own_zone and (zone or own_zone)
 
     def refuse(
         self,
@@ -294,7 +295,7 @@ def make_frame(
         _with_type(nw.col(name), dtype, columns[name], backend) for name, dtype in like.items()
     ]
     if backend != "pandas":
-        floats = [nw.col(k) for k, v in columns.items() if np.asarray(v).dtype.kind == "f"]
+        floats = [nw.col(k) for k, v in columns.items() if v.dtype.kind == "f"]
         # without a branch for NaN, "when" gives null there
         casts += [nw.when(~column.is_nan()).then(column) for column in floats]
     return made.with_columns(casts).to_native()
@@ -324,25 +325,15 @@ def _with_type(
 
 def _holds(dtype: Any, values: np.ndarray) -> bool:
     """Return whether an integer type of narwhals holds all values."""
-    if not len(values):
-        return True
     bounds = np.iinfo(str(dtype).lower())
-    return bounds.min <= min(values) and max(values) <= bounds.max
-
-
-def _is_missing(value: object) -> bool:
-    return value is None or (isinstance(value, float) and value != value)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, Number) and not isinstance(value, bool | np.bool_)
+    return bool(((values >= bounds.min) & (values <= bounds.max)).all())
 
 
 def _typed_labels(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return labels as numbers if all are, such as those of categories, and a mask of missing
     ones.
     """
-    missing = np.array([label is None for label in labels], bool)
+    missing = require("pandas").isna(labels)
     known = labels[~missing].tolist()
     if not known or not all(isinstance(label, bool | int | float) for label in known):
         return labels, missing
@@ -351,52 +342,24 @@ def _typed_labels(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return numbers, missing
 
 
-@dataclass(frozen=True)
-class TimeColumn:
-    """Times as integers, or as nanoseconds since 1970.
-
-    Attributes
-    ----------
-    absolute : ndarray of int64
-        Integers as given, or nanoseconds in UTC (in local time if there is no time zone).
-    zone : str or None
-        Of the local time, in which days and months begin.
-    is_integer : bool
-    """
-
-    absolute: np.ndarray
-    zone: str | None
-    is_integer: bool = False
-
-    def on(self, is_local: bool) -> np.ndarray:
-        """Return the times in local time if ``is_local``, else the absolute ones."""
-        return to_local(self.absolute, self.zone) if is_local else self.absolute
-
-
 def to_absolute(local: np.ndarray, zone: str | None) -> np.ndarray:
     """Convert local to UTC nanoseconds. A skipped time moves forward; of an ambiguous time the
     first is used.
     """
     if zone is None:
         return local
-    at = _dates(local)
-    return _numbers(
-        at.tz_localize(zone, ambiguous=np.ones(len(at), bool), nonexistent="shift_forward")
-        .tz_convert("UTC")
-        .tz_localize(None)
-    )
+    is_first = np.ones(len(local), bool)
+    at = _dates(local).tz_localize(zone, ambiguous=is_first, nonexistent="shift_forward")
+    return np.asarray(at.astype(np.int64))
 
 
 def to_local(absolute: np.ndarray, zone: str | None) -> np.ndarray:
     """Convert UTC to local nanoseconds."""
     if zone is None:
         return absolute
-    return _numbers(_dates(absolute).tz_localize("UTC").tz_convert(zone).tz_localize(None))
+    at = _dates(absolute).tz_localize("UTC").tz_convert(zone).tz_localize(None)
+    return np.asarray(at.astype(np.int64))
 
 
 def _dates(nanoseconds: np.ndarray) -> Any:
     return require("pandas").DatetimeIndex(nanoseconds.astype("M8[ns]"))
-
-
-def _numbers(dates: Any) -> np.ndarray:
-    return np.asarray(dates.astype("M8[ns]").astype(np.int64))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -96,7 +97,7 @@ UNITS = {
 }
 
 
-def parse_frequency(freq: object, integer: bool) -> Frequency:
+def parse_frequency(freq: Any, integer: bool) -> Frequency:
     """Parse the ``freq`` of a user.
 
     Raises
@@ -105,10 +106,11 @@ def parse_frequency(freq: object, integer: bool) -> Frequency:
         If it is not a supported frequency, or is for integers where the times are dates, or the
         reverse.
     """
-    if isinstance(freq, int | np.integer) != integer:
+    is_number = isinstance(freq, int | np.integer)
+    if is_number != integer:
         times = "integers" if integer else "dates"
         raise ValueError(f"freq={freq!r}, but the times are {times}; give {SUPPORTED}")
-    if isinstance(freq, int | np.integer):
+    if is_number:
         if freq < 1:
             raise ValueError(f"freq must be a positive integer, got {freq!r}")
         return Frequency("integer", int(freq), text=str(freq))

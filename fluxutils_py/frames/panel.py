@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fluxutils_py.errors import DataError, SpecError, warn
-from fluxutils_py.frames.frames import Frame, TimeColumn, to_absolute, to_local
+from fluxutils_py.frames.frames import Frame, require, to_absolute, to_local
 from fluxutils_py.frames.frequency import (
     Frequency,
     first_times,
@@ -254,19 +254,19 @@ def read_rows(
     ids = sorted_labels(labels)
     series = series_numbers(labels, ids)
     if time_col is None:
-        at = TimeColumn(count_within(series), None, is_integer=True)
+        at, zone = count_within(series), None
         frequency = COUNTED
     else:
-        at = frame.times(time_col, zone)
-        frequency = _read_frequency(freq, at, series)
+        at, zone = frame.times(time_col, zone)
+        frequency = _read_frequency(freq, at, zone, series)
         _require_kind(frame, time_col, at, frequency)
-    times = at.on(frequency.is_local)
+    times = _numbers(at, zone, frequency.is_local)
     first = first_times(times, series)
     last = -first_times(-times, series)
     lengths = frequency.steps_between(first, last)[0] + 1
     # predictions are joined by these columns
     types = {column: frame.dtype(column) for column in (id_col, time_col) if column is not None}
-    panel = Panel(ids, first, lengths, {}, {}, frequency, at.zone, types, frame.backend)
+    panel = Panel(ids, first, lengths, {}, {}, frequency, zone, types, frame.backend)
     # before the arrays, which have an element for each empty step too
     _warn_empty_steps(panel, np.bincount(series))
     return frame, panel, series, grid_steps(frame, time_col or "", panel, series, times)
@@ -274,12 +274,8 @@ def read_rows(
 
 def count_within(series: np.ndarray) -> np.ndarray:
     """Return how many rows of the same series are before each row."""
-    order = np.argsort(series, kind="stable")
-    counts = np.bincount(series)
-    starts = np.cumsum(counts) - counts
-    within = np.empty(len(series), int)
-    within[order] = np.arange(len(series)) - starts[series[order]]
-    return within
+    counts = require("pandas").Series(series).groupby(series).cumcount()
+    return np.asarray(counts)
 
 
 def missing_values(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -298,18 +294,26 @@ def sorted_labels(labels: Iterable[Any]) -> np.ndarray:
     return np.array(ordered, object)
 
 
-def _read_frequency(freq: Any, at: TimeColumn, series: np.ndarray) -> Frequency:
+def _numbers(at: np.ndarray, zone: str | None, is_local: bool) -> np.ndarray:
+    """Return times as integers, or nanoseconds since 1970: in local time if ``is_local``."""
+    absolute = at.astype(np.int64)
+    return to_local(absolute, zone) if is_local else absolute
+
+
+def _read_frequency(freq: Any, at: np.ndarray, zone: str | None, series: np.ndarray) -> Frequency:
     if isinstance(freq, Frequency):
         return freq
+    is_integer = at.dtype.kind == "i"
     if freq is not None:
-        return parse_frequency(freq, at.is_integer)
-    local = None if at.is_integer else at.on(is_local=True)
-    return infer_frequency(at.absolute, local, series)
+        return parse_frequency(freq, is_integer)
+    local = None if is_integer else _numbers(at, zone, True)
+    return infer_frequency(at.astype(np.int64), local, series)
 
 
-def _require_kind(frame: Frame, column: str, at: TimeColumn, frequency: Frequency) -> None:
-    if at.is_integer != (frequency.kind == "integer"):
-        held, expected = ("integers", "dates") if at.is_integer else ("dates", "integers")
+def _require_kind(frame: Frame, column: str, at: np.ndarray, frequency: Frequency) -> None:
+    is_integer = at.dtype.kind == "i"
+    if is_integer != (frequency.kind == "integer"):
+        held, expected = ("integers", "dates") if is_integer else ("dates", "integers")
         raise DataError(
             f"column {column!r} of {frame.name} holds {held}, and the steps of "
             f"freq={frequency.text!r} are of {expected}"
@@ -332,7 +336,7 @@ def grid_steps(
         If a time is between two steps, or a series has two rows of one step.
     """
     known = series >= 0
-    steps, whole = panel.frequency.steps_between(panel.first[np.maximum(series, 0)], times)
+    steps, whole = panel.frequency.steps_between(panel.first[series], times)
     # the step of a time between two is rounded down, and could be another row's
     between = known & ~whole
     if between.any():
@@ -464,13 +468,13 @@ def read_steps(
     Both are (rows,). The series is -1 if the panel does not have it.
     """
     series = series_numbers(frame.labels(columns.id), panel.ids)
-    at = frame.times(columns.time)
+    at, zone = frame.times(columns.time)
     _require_kind(frame, columns.time, at, panel.frequency)
-    if (at.zone is None) != (panel.zone is None):
+    if (zone is None) != (panel.zone is None):
         raise DataError(
-            f"column {columns.time!r} of {frame.name} is in the time zone {at.zone}, the series "
+            f"column {columns.time!r} of {frame.name} is in the time zone {zone}, the series "
             f"are in {panel.zone}; give both one, or none, as with dt.tz_localize(None)"
         )
     # the local times are those of the frame's zone, which may be another one
-    times = to_local(at.absolute, panel.zone) if panel.frequency.is_local else at.absolute
+    times = _numbers(at, panel.zone, panel.frequency.is_local)
     return series, grid_steps(frame, columns.time, panel, series, times)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,11 +11,13 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from fluxutils_py.data import LazyArray
+from fluxutils_py.data.blocks import BLOCK, block_slices
 from fluxutils_py.errors import DataError
 from fluxutils_py.exporting.steps import InitialState
 
 # a standard deviation below this share of the mean is rounding error
 CONSTANT = 10 * np.finfo(float).eps
+PARTS = 8  # of a block of values, which are summed one after the other, in the cache
 
 # Values (F, B, S) and their weights (B, S) or (F, B, S); None: all count the same.
 WeightedBlock = tuple[np.ndarray, np.ndarray | None]
@@ -57,7 +59,8 @@ class FeatureModule(nn.Module):
 
     def transform_block(self, block: np.ndarray) -> np.ndarray:
         """Return the result for a block, as a new array."""
-        raise NotImplementedError
+        floats = torch.from_numpy(as_floats(block))
+        return self(floats.permute(2, 1, 0)).permute(2, 1, 0).numpy()
 
     # -- with a state: of what is not in files, and step by step -----------------------------------
 
@@ -67,17 +70,25 @@ class FeatureModule(nn.Module):
         """
         return LazyArray(array, functions=(self.transform_block,))
 
-    def empty_state(self, n_features: int, n_series: int) -> list[Tensor]:
+    def empty_state(self, n_series: int) -> list[Tensor]:
         """Return the state before the first step."""
-        return []
+        # float64 for all types of data, so that a stored state fits any later stream
+        return [first.of(n_series).double() for first in self.initial]
 
-    def step(self, block: np.ndarray, state: Sequence[Tensor]) -> tuple[np.ndarray, list[Tensor]]:
-        """Return the result for the next step (F, N, 1), and the new state."""
-        return self.transform_block(block), []
+    def step(self, x: np.ndarray, state: Sequence[Tensor]) -> tuple[np.ndarray, list[Tensor]]:
+        """Return the result (P, N) for the next step (F, N), and the new state."""
+        floats = torch.from_numpy(as_floats(x).T)
+        with torch.no_grad():
+            result = self(floats, *state)
+        y, *new = result if self.initial else (result,)
+        return y.T.numpy(), new
 
     def forget(self, state: Sequence[Tensor], series: slice | np.ndarray) -> list[Tensor]:
         """Return a state in which some series are before their first step."""
-        return []
+        kept = [t.clone() for t in state]  # the caller may have stored the state
+        for t, empty in zip(kept, self.empty_state(1), strict=True):
+            t[:, series] = empty
+        return kept
 
 
 class Affine(FeatureModule):
@@ -102,7 +113,7 @@ class Affine(FeatureModule):
 
     def transform_block(self, block: np.ndarray) -> np.ndarray:
         center, scale = self.arrays.values()
-        out = empty_result(block)
+        out = np.empty_like(block, float_type(block.dtype), subok=False)
         # NumPy computes in float64 and rounds to float32, so a large mean costs no digits
         if self.inverse:
             scaled = np.multiply(block, scale, dtype=float)
@@ -143,21 +154,22 @@ class Moments(NamedTuple):
         # squares are below 0 only for invalid weights, which are rejected later
         return np.maximum(self.squares, 0) / np.where(self.count > 0, self.count, 1)
 
-    def scale(self, name: str) -> np.ndarray:
+    def scale(self, name: str, names: np.ndarray | None = None) -> np.ndarray:
         """Return the divisor of each feature: its standard deviation, or 1 if it is constant up to
         rounding.
 
         Raises
         ------
         DataError
-            If values are so large that their squares are not finite; ``name`` is theirs.
+            If values are so large that their squares are not finite; ``name`` is theirs, and
+            ``names`` are those of features.
         """
         scale: np.ndarray = np.sqrt(self.variance)
         is_too_large = ~np.isfinite(scale) & np.isfinite(self.count)
         if is_too_large.any():
             raise DataError(
-                f"feature {int(is_too_large.argmax())} of {name} has values that are too large to "
-                "be squared, above about 1e154: divide them first"
+                f"feature {feature_text(is_too_large.argmax(), names)} of {name} has values that "
+                "are too large to be squared, above about 1e154: divide them first"
             )
         is_constant = scale <= CONSTANT * abs(self.mean)
         return np.where(is_constant, 1.0, scale)
@@ -184,54 +196,90 @@ def moments(
     blocks: Iterable[WeightedBlock],
     n_features: int,
 ) -> Moments:
-    """Return the moments of each feature, (F,).
+    """Return the moments of each feature, (F,), whatever the memory order of the blocks.
 
     Parameters
     ----------
     blocks : iterable of WeightedBlock
-        NaN does not count.
+        NaN does not count. All have weights of as many axes, or none has.
     n_features : int
     """
     origin = np.full((n_features, 1), np.nan)  # of each feature, a value that occurs
-    total = Moments(
-        count=np.zeros(n_features, int),
-        mean=np.zeros(n_features),
-        squares=np.zeros(n_features),
-    )
-    for block, weight in blocks:
-        # C order makes the sums independent of the memory order of the data
-        values = np.array(block, float, order="C")
-        values = values.reshape(n_features, -1)
-        w = ~np.isnan(values)
-        if weight is not None:
-            weight = weight.reshape(-1, values.shape[1])
-            w = w * weight.astype(float)
-        counted = np.where(w > 0, values, np.nan)
-        largest = np.fmax.reduce(counted, 1, keepdims=True)
-        origin = np.where(np.isnan(origin), largest, origin)
+    total = Moments(np.zeros(n_features, int), *np.zeros((2, n_features)))
+    for part in _parts(blocks, n_features):
+        values, weight = part[:n_features], part[n_features:]
+        if np.isnan(origin).any():
+            counted = np.where(weight > 0, values, np.nan) if len(weight) else values
+            largest = np.fmax.reduce(counted, 1, keepdims=True, initial=np.nan)
+            origin = np.where(np.isnan(origin), largest, origin)
         # differences are small, so their sums lose no digits; for a constant they are exactly 0
-        distance = np.where(w > 0, values - origin, 0)
-        total = total.merge(_moments_of_block(distance, w))
+        values -= origin
+        total = total.merge(_moments_of_part(values, weight))
     count, distance, squares = total
     # a feature without values has no origin; its mean is 0
     origin = np.nan_to_num(origin[:, 0])
     return Moments(count, distance + origin, squares)
 
 
-def _moments_of_block(values: np.ndarray, w: np.ndarray) -> Moments:
-    """Return the moments of values (F, n) with weights of the same shape, or a mask."""
-    count = w.sum(1)
-    total = (w * values).sum(1)
-    divisor = np.where(count > 0, count, 1)
-    mean = total / divisor
-    deviation = values - mean[:, None]
-    squares = (w * deviation**2).sum(1)
-    return Moments(count, mean, squares)
+def _parts(blocks: Iterable[WeightedBlock], n_features: int) -> Iterator[np.ndarray]:
+    """Yield values, with their weights as further rows, (F, n), (F + 1, n) or (2 F, n): pieces of
+    large blocks, and small ones together. The next ones overwrite them.
+    """
+    width = max(1, BLOCK // (PARTS * n_features))
+    parts = np.empty((n_features, 0))
+    stop = 0
+    for block, weight in blocks:
+        _, n_series, n_steps = block.shape
+        rows = [block] if weight is None else [block, weight.reshape(-1, n_series, n_steps)]
+        if not parts.size:
+            parts = np.empty((sum(map(len, rows)), width))
+        for series, steps in block_slices(n_series, n_steps, PARTS * n_features):
+            pieces = [array[:, series, steps] for array in rows]
+            size = pieces[0][0].size
+            if stop + size > width:
+                yield parts[:, :stop]
+                stop = 0
+            start, stop = stop, stop + size
+            # in C order, so that the sums do not depend on the memory order
+            out = parts[:, start:stop].reshape(-1, *pieces[0].shape[1:])
+            np.concatenate(pieces, out=out)
+    yield parts[:, :stop]
 
 
-def empty_result(block: np.ndarray) -> np.ndarray:
-    """Return an uninitialised array like a block, in its memory order, of :func:`float_type`."""
-    return np.empty_like(block, float_type(block.dtype), subok=False)
+def _moments_of_part(values: np.ndarray, weight: np.ndarray) -> Moments:
+    """Return the moments of values (F, n), which are overwritten, with weights (F, n) or (1, n), or
+    (0, n): all count the same.
+    """
+    count = np.full(len(values), values.shape[1])
+    total = values.sum(1)
+    if np.isnan(total).any():
+        is_known = ~np.isnan(values)
+        # without the steps that have no values, as if they were not there
+        some = is_known.any(0)
+        if not some.all():
+            rows = values, is_known, weight
+            values, is_known, weight = (np.compress(some, row, axis=1) for row in rows)
+        weight = is_known * weight if len(weight) else is_known
+    if len(weight):
+        np.copyto(values, 0, where=~(weight > 0))
+        count = weight.sum(1)
+        total = (weight * values).sum(1)
+    mean = total / np.where(count > 0, count, 1)
+    values -= mean[:, None]
+    np.square(values, out=values)
+    if len(weight):
+        values *= weight
+    return Moments(count, mean, values.sum(1))
+
+
+def feature_text(feature: int | np.integer, names: np.ndarray | None) -> str:
+    """Return the name of a feature, or its number, for messages."""
+    return str(feature) if names is None else repr(names[feature])
+
+
+def as_floats(block: np.ndarray) -> np.ndarray:
+    """Copy an array as floating-point numbers of :func:`float_type`, in the same memory order."""
+    return block.astype(float_type(block.dtype), subok=False)
 
 
 def float_type(dtype: np.dtype) -> type[np.float32] | type[np.float64]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,20 +13,22 @@ from fluxutils_py.data import LazyArray, SeriesArray
 from fluxutils_py.data.arrays import read_block
 from fluxutils_py.data.filling import forward_fill, last_values
 from fluxutils_py.data.indexing import Index
-from fluxutils_py.errors import ShapeError
+from fluxutils_py.errors import ShapeError, SpecError
 from fluxutils_py.exporting.steps import InitialState
 from fluxutils_py.inputs.inputs import Inputs
-from fluxutils_py.inputs.moments import FeatureModule, empty_result, float_type, moments
+from fluxutils_py.inputs.moments import FeatureModule, as_floats, float_type
 from fluxutils_py.inputs.targets import SeriesReader
-from fluxutils_py.transformers.transformer_base import SequenceTransformer, read_numbers
+from fluxutils_py.transformers.transformer_base import SequenceTransformer
 
 LOOK_BACK = 64  # steps that are read first, to find the last value before a block; then ever more
+# the first two fill in step by step, the last two look ahead
+STRATEGIES = "mean", "constant", "ffill", "series_mean", "interpolate"
 SERIES = 1024  # filled in at a time, to keep temporary arrays small
 
 
 class SequenceImputer(SequenceTransformer):
-    """Fill in missing values (NaN) with each feature's mean, a constant, or the last value before
-    them.
+    """Fill in missing values (NaN) with each feature's mean, a constant, the last value before
+    them, or what their own series has before and behind.
 
     Treats the features of sequences as :class:`sklearn.impute.SimpleImputer` treats the columns of
     a matrix, and can also fill along time. Neither ``fit`` nor ``transform`` reads a whole file at
@@ -35,18 +36,22 @@ class SequenceImputer(SequenceTransformer):
 
     Parameters
     ----------
-    strategy : "mean", "constant" or "ffill"
-        "mean": the mean of the feature over all series and steps of ``fit``. "constant":
-        ``fill_value``. "ffill": the last value of the feature before the gap, in the same series;
-        later steps are never used.
+    strategy : "mean", "constant", "ffill", "series_mean" or "interpolate"
+        "mean": the mean of the feature over all series and steps of ``fit`` (of very many, as
+        :class:`SequenceScaler` reads them). "constant": ``fill_value``. "ffill": the last value of
+        the feature before the gap, in the same series; later steps are never used. "series_mean":
+        the mean of the feature in the same series. "interpolate": the straight line between the
+        values of the feature before and after the gap, in the same series; after the last one, that
+        one.
     fill_value : float, array of shape (F,), or None
-        Value for "constant", and with "ffill" for values before the first one of a feature. None: 0
-        for "constant", the feature's mean for "ffill".
+        Value for "constant", with "ffill" and "interpolate" for values before the first one of a
+        feature, and with "series_mean" for features without any in a series. None: 0 for
+        "constant", else the feature's mean in ``fit``.
 
     Attributes
     ----------
     statistics_ : ndarray of shape (F,), float64
-        Value that replaces missing ones; with "ffill", only before the first value of a series. The
+        Value that replaces missing ones, or those that the strategy has none for in the series. The
         mean of a feature without values is 0.
     n_features_in_ : int
         F; for a matrix or a view, its number of columns.
@@ -57,8 +62,12 @@ class SequenceImputer(SequenceTransformer):
     -----
     Steps with all features missing are filled in too, but not before the first input of a series or
     after the last one: that is padding, and stays NaN. A stream cannot know the last one, and fills
-    in all that follows the first. No strategy looks ahead. Gaps in stored data, of which both sides
-    are known, are better filled in beforehand, such as by ``pandas.Series.interpolate``.
+    in all that follows the first.
+
+    "series_mean" and "interpolate" look ahead, to the end of the series: they are for stored data.
+    A stream or an exported model of them is an error, a fold in time is filled in from steps of
+    other folds, and each window of a file reads its series as a whole. The other strategies never
+    look ahead.
 
     With "ffill", a subset of the rows of ``timesteps(x)`` is filled in from earlier steps of ``x``,
     as if ``x`` had been transformed first, so results do not depend on the split. A plain matrix
@@ -92,16 +101,12 @@ class SequenceImputer(SequenceTransformer):
         inputs: Inputs,
         pool: SeriesReader,
     ) -> dict[str, Any]:
-        if self.strategy not in ("mean", "constant", "ffill"):
-            raise ValueError(
-                f"strategy must be 'mean', 'constant' or 'ffill', got {self.strategy!r}; later "
-                "steps are never used, so that streams can do the same: fill in stored data "
-                "beforehand, such as by pandas.Series.interpolate"
-            )
-        if self.strategy == "ffill" and inputs.form == "rows":
+        if self.strategy not in STRATEGIES:
+            raise ValueError(f"strategy must be one of {STRATEGIES}, got {self.strategy!r}")
+        if self.strategy in STRATEGIES[2:] and inputs.form == "rows":
             raise ShapeError(
-                "strategy='ffill' fills in from the step before, but the rows of a matrix are "
-                "series of one step; give an array (F, N, T), or timesteps(x) of one"
+                f"strategy={self.strategy!r} fills in from other steps, but the rows of a matrix "
+                "are series of one step; give an array (F, N, T), or timesteps(x) of one"
             )
         value = self.fill_value
         if value is not None and (self.strategy == "mean" or not np.isfinite(value).all()):
@@ -112,13 +117,14 @@ class SequenceImputer(SequenceTransformer):
         if value is not None or self.strategy == "constant":
             filled = np.asarray(0.0 if value is None else value, float)
             return {"statistics_": np.array(np.broadcast_to(filled, series.F))}
-        # for "ffill" too: series may begin with missing values
-        blocks = read_numbers(series, inputs, type(self).__name__)
-        return {"statistics_": pool.moments(moments(blocks, series.F)).mean}
+        # for all others too: series may begin with missing values
+        return {"statistics_": self._read_moments(series, inputs, pool).mean}
 
     def as_module(self) -> Fill | ForwardFill:
         if self.strategy == "ffill":
             return ForwardFill(self.statistics_)
+        if self.strategy in STRATEGIES[3:]:
+            return SeriesFill(self.statistics_, self.strategy)
         return Fill(values=self.statistics_)
 
 
@@ -151,7 +157,7 @@ class ForwardFill(FeatureModule):
     fills_gaps = True
     start: Tensor
     # what was read last: the source, its series, the step after it, and the last values there
-    _last: tuple[Any, range, int, np.ndarray] | None = None
+    _last: tuple[Any, Any, int, Any] = None, None, 0, None
 
     def __init__(self, start: np.ndarray) -> None:
         super().__init__(start=start)
@@ -159,7 +165,7 @@ class ForwardFill(FeatureModule):
         self.initial = (InitialState(nothing_before, batch_axis=1),)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_last": None}
+        return {name: v for name, v in self.__dict__.items() if name != "_last"}
 
     def forward(self, x: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
         known = torch.where(x.isnan(), last.t().to(x.dtype), x)
@@ -172,11 +178,8 @@ class ForwardFill(FeatureModule):
         # in place: a part is a view of the result
         for n in range(0, out.shape[1], SERIES):
             part = out[:, n : n + SERIES]
-            self._fill_in(part, np.full(part.shape[:2], np.nan))
+            forward_fill(part, np.full(part.shape[:2], np.nan), self.arrays["start"].ravel())
         return out
-
-    def _fill_in(self, block: np.ndarray, before: np.ndarray) -> np.ndarray:
-        return forward_fill(block, before, self.arrays["start"][:, 0, 0])
 
     def over(self, array: Any, first: np.ndarray) -> LazyArray:
         dtype = float_type(array.dtype)
@@ -188,7 +191,7 @@ class ForwardFill(FeatureModule):
         """
         block = _read_floats(source, series, steps)
         last = self._values_before(source, series, steps.start, np.isnan(block[:, :, 0]))
-        last = self._fill_in(block, last)
+        last = forward_fill(block, last, self.arrays["start"].ravel())
         if isinstance(series, range):  # the next window most often continues here
             self._last = source, series, steps.stop, last
         return block
@@ -199,12 +202,18 @@ class ForwardFill(FeatureModule):
         """Return the last values before a step where ``missing`` is true; NaN elsewhere and where
         there is none.
         """
-        known = self._last  # read once: other threads may replace it
-        if known is not None and known[0] is source:
-            _, same_series, end, last = known
-            # only ranges compare as a whole
-            if isinstance(series, range) and series == same_series and stop == end:
-                return last
+        same_source, same_series, end, last = self._last
+        # only ranges compare as a whole
+        if (
+            source is same_source
+            and isinstance(series, range)
+            and (series, stop)
+            == (
+                same_series,
+                end,
+            )
+        ):
+            return last
         values = np.full(missing.shape, np.nan, float_type(source.dtype))
         size = LOOK_BACK
         while stop > 0 and missing.any():
@@ -217,27 +226,45 @@ class ForwardFill(FeatureModule):
             size *= 2  # so that a long gap is read in few pieces
         return values
 
-    def empty_state(self, n_features: int, n_series: int) -> list[Tensor]:
-        return [torch.full((n_features, n_series), torch.nan, dtype=torch.float64)]
 
-    def step(self, block: np.ndarray, state: Sequence[Tensor]) -> tuple[np.ndarray, list[Tensor]]:
+class SeriesFill(ForwardFill):
+    """Put the mean of the series for NaN, or what is between its neighbours in time; of whole
+    series only.
+    """
+
+    def __init__(self, start: np.ndarray, strategy: str) -> None:
+        super().__init__(start)
+        self.strategy = strategy
+
+    def transform_block(self, block: np.ndarray) -> np.ndarray:
         out = as_floats(block)
-        last = self._fill_in(out, state[0].numpy())
-        # float64 for all types of data, so that a stored state fits any later stream
-        return out, [torch.from_numpy(last.astype(float))]
+        for f, n in np.argwhere(np.isnan(out).any(2)):
+            values = out[f, n]
+            missing = np.isnan(values)
+            known = values[~missing]
+            filled = start = self.arrays["start"][f, 0, 0]
+            if len(known) and self.strategy == "series_mean":
+                filled = known.mean(dtype=float)
+            elif len(known):
+                at, places = np.flatnonzero(missing), np.flatnonzero(~missing)
+                filled = np.interp(at, places, known, left=start)
+            values[missing] = filled
+        return out
 
-    def forget(self, state: Sequence[Tensor], series: slice | np.ndarray) -> list[Tensor]:
-        kept = state[0].clone()  # the caller may have stored the state
-        kept[:, series] = torch.nan
-        return [kept]
+    def read(self, source: Any, series: Index, steps: range) -> np.ndarray:
+        whole = _read_floats(source, series, range(source.shape[2]))
+        return self.transform_block(whole)[:, :, steps.start : steps.stop]
+
+    def empty_state(self, n_series: int) -> list[Tensor]:
+        raise SpecError(
+            f"strategy={self.strategy!r} uses later steps, which a stream or an exported model "
+            "does not have: use SequenceImputer('ffill')"
+        )
+
+    def forward(self, x: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+        self.empty_state(len(x))
+        return x, last
 
 
 def _read_floats(source: Any, series: Index, steps: range) -> np.ndarray:
     return as_floats(read_block(source, range(source.shape[0]), series, steps))
-
-
-def as_floats(block: np.ndarray) -> np.ndarray:
-    """Copy a block as floating-point numbers, in the same memory order."""
-    out = empty_result(block)
-    np.copyto(out, block, casting="unsafe")
-    return out

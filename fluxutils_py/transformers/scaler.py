@@ -9,13 +9,12 @@ import numpy as np
 from sklearn.utils.metadata_routing import UNUSED
 from sklearn.utils.validation import check_is_fitted
 
-from fluxutils_py.inputs.moments import Affine, moments
+from fluxutils_py.data import SeriesArray
+from fluxutils_py.inputs.inputs import Inputs
+from fluxutils_py.inputs.moments import Affine
+from fluxutils_py.inputs.targets import SeriesReader
 from fluxutils_py.sklearn_callbacks import run_as_one_task
-from fluxutils_py.transformers.transformer_base import (
-    SequenceTransformer,
-    pool_of_call,
-    read_numbers,
-)
+from fluxutils_py.transformers.transformer_base import SequenceTransformer
 
 
 class SequenceScaler(SequenceTransformer):
@@ -25,6 +24,10 @@ class SequenceScaler(SequenceTransformer):
     for the columns of a matrix: statistics cover all series and steps. They are computed in
     float64, block by block, and do not depend on the memory order. Neither ``fit`` nor
     ``transform`` reads a file as a whole.
+
+    Of more than 2**25 values (``MOST_VALUES`` of ``transformers.transformer_base``), ``fit`` reads
+    about as many, in blocks of neighbouring series and steps: one, chosen at random but always the
+    same, of each few that follow one another. An infinite value elsewhere is not found then.
 
     Parameters
     ----------
@@ -41,7 +44,7 @@ class SequenceScaler(SequenceTransformer):
         Square root of ``var_``; 1 for constant features, whose standard deviation is 0 or only
         rounding against their mean.
     n_samples_seen_ : ndarray of shape (F,)
-        Number of values per feature, or the sum of their weights.
+        Number of values per feature that were read, or the sum of their weights.
     n_features_in_ : int
         F; for a matrix or a view, its columns.
     feature_names_in_ : ndarray of str
@@ -124,29 +127,26 @@ class SequenceScaler(SequenceTransformer):
             their series, or if only some of them give ``sample_weight``.
         """
         given = {} if sample_weight is None else {"sample_weight": sample_weight}
-
-        def fit() -> None:
-            self._learn(x, sample_weight, sharded)
-
-        run_as_one_task(self, fit, x, given)
+        run_as_one_task(self, lambda: self._fit(x, sharded, sample_weight), x, given)
         return self
 
-    def _learn(self, x: object, sample_weight: object, sharded: bool) -> None:
-        with pool_of_call(self, sharded) as pool:
-            inputs, series = self._read_series(x, None, pool)
-            weight = pool.weight(sample_weight, inputs)
-            if weight is not None:  # checks it: the scale of weights does not matter
-                weight = weight.normalized(inputs.local_series(), (), add_up=pool.total)
-            blocks = read_numbers(series, inputs, type(self).__name__, weight)
-            total = pool.moments(moments(blocks, series.F))
-        # all that may fail comes first: an error changes nothing
-        self._set_fitted(
-            inputs,
-            scale_=total.scale(series.name) if self.with_std else None,
-            n_samples_seen_=total.count,
-            mean_=total.mean,
-            var_=total.variance,
-        )
+    def _compute_statistics(
+        self,
+        series: SeriesArray,
+        inputs: Inputs,
+        pool: SeriesReader,
+        sample_weight: object = None,
+    ) -> dict[str, Any]:
+        weight = pool.weight(sample_weight, inputs)
+        if weight is not None:  # checks it: the scale of weights does not matter
+            weight = weight.normalized(inputs.local_series(), (), add_up=pool.total)
+        total = self._read_moments(series, inputs, pool, weight)
+        return {
+            "scale_": total.scale(series.name, inputs.names) if self.with_std else None,
+            "n_samples_seen_": total.count,
+            "mean_": total.mean,
+            "var_": total.variance,
+        }
 
     def inverse_transform(self, x: object) -> Any:
         """Multiply by the scale and add the mean.
@@ -167,15 +167,11 @@ class SequenceScaler(SequenceTransformer):
             If ``x`` has other features.
         """
         check_is_fitted(self)
-        undo = Affine(*self._mean_and_scale(), inverse=True)
         # columns of a data frame have other names than those of fit
         x = x.to_numpy() if hasattr(x, "to_numpy") else x
+        undo = self.as_module().inverted()
         return self._apply_to_blocks(x, undo, replace(self._layout, names=None))
 
-    def _mean_and_scale(self) -> tuple[np.ndarray, np.ndarray]:
-        mean = self.mean_ if self.with_mean else np.zeros_like(self.mean_)
-        scale = np.ones_like(mean) if self.scale_ is None else self.scale_
-        return mean, scale
-
     def as_module(self) -> Affine:
-        return Affine(*self._mean_and_scale())
+        mean = self.mean_ if self.with_mean else np.zeros_like(self.mean_)
+        return Affine(mean, np.ones_like(mean) if self.scale_ is None else self.scale_)

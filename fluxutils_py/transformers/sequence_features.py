@@ -115,9 +115,10 @@ class SequenceFeatures(SequenceTransformer):
 
     def _settings(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
         """Return all lags, 0 for the inputs, and the spans, after checking them."""
-        lags = tuple(check_integer("lags", lag, 1) for lag in self.lags)
-        means = tuple(check_integer("exponential_means", s, 1) for s in self.exponential_means)
-        rolling = tuple(check_integer("rolling", s, 1) for s in self.rolling)
+        lags, means, rolling = (
+            tuple(check_integer(name, value, 1) for value in getattr(self, name))
+            for name in ("lags", "exponential_means", "rolling")
+        )
         return ((0, *lags) if self.keep_inputs else lags), means, rolling
 
     def as_module(self) -> PastFeatures:
@@ -133,9 +134,8 @@ class SequenceFeatures(SequenceTransformer):
         """
         names = input_features
         if names is None:
-            names = getattr(self, "feature_names_in_", None)
-        if names is None:
-            names = [f"x{i}" for i in range(self._layout.features)]
+            numbers = [f"x{i}" for i in range(self._layout.features)]
+            names = getattr(self, "feature_names_in_", numbers)
         if len(names) != self._layout.features:
             raise ValueError(
                 f"input_features has {len(names)} names, fit had {self._layout.features} features"
@@ -167,13 +167,8 @@ class PastFeatures(FeatureModule):
         super().__init__()
         self.n_features = n_features
         self.fill = ForwardFill(np.zeros(n_features))
-        layers: list[Layer] = []
-        if lags:
-            layers.append(Lags(n_features, lags))
-        if means:
-            layers.append(ExponentialMeans(n_features, means))
-        if rolling:
-            layers.append(RollingStatistics(n_features, rolling))
+        kinds = (Lags, lags), (ExponentialMeans, means), (RollingStatistics, rolling)
+        layers: list[Layer] = [kind(n_features, given) for kind, given in kinds if given]
         self.n_out = sum(layer.n_out for layer in layers)
         # so many steps before a window are all that matters
         self.memory = max(
@@ -194,15 +189,11 @@ class PastFeatures(FeatureModule):
         return y[0], last, *(t.to(s.dtype) for t, s in zip(new, states, strict=True))
 
     def transform_block(self, block: np.ndarray) -> np.ndarray:
-        return self._run_block(self.fill.transform_block(block), None)[0]
-
-    def _run_block(
-        self, filled: np.ndarray, state: Sequence[Tensor] | None
-    ) -> tuple[np.ndarray, list[Tensor]]:
+        filled = self.fill.transform_block(block)
         xs = torch.from_numpy(np.ascontiguousarray(filled.transpose(2, 1, 0)))
         with torch.no_grad():
-            y, new = self._run(xs, None if state is None else [t.to(xs.dtype) for t in state])
-        return y.numpy().transpose(2, 1, 0), new
+            y, _ = self._run(xs, None)
+        return y.numpy().transpose(2, 1, 0)
 
     def _run(self, xs: Tensor, state: Sequence[Tensor] | None) -> tuple[Tensor, list[Tensor]]:
         """Return the features of a window (S, B, P), and the new state of the layers."""
@@ -234,20 +225,3 @@ class PastFeatures(FeatureModule):
             n_steps = min(steps.stop - begin, len(steps))
             out[:, which, -n_steps:] = self.transform_block(block)[:, :, -n_steps:]
         return out
-
-    def empty_state(self, n_features: int, n_series: int) -> list[Tensor]:
-        # float64 for all types of data, so that a stored state fits any later stream
-        layers: list[Any] = list(self.layers)
-        states = [t.double() for layer in layers for t in layer.first_state(n_series)]
-        return [*self.fill.empty_state(n_features, n_series), *states]
-
-    def step(self, block: np.ndarray, state: Sequence[Tensor]) -> tuple[np.ndarray, list[Tensor]]:
-        filled, last = self.fill.step(block, state[:1])
-        y, new = self._run_block(filled, state[1:])
-        return y, [*last, *(t.double() for t in new)]
-
-    def forget(self, state: Sequence[Tensor], series: slice | np.ndarray) -> list[Tensor]:
-        kept = [t.clone() for t in state[1:]]  # the caller may have stored the state
-        for t in kept:
-            t[:, series] = 0
-        return [*self.fill.forget(state[:1], series), *kept]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import random
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, ClassVar, Self
@@ -22,7 +22,13 @@ from fluxutils_py.data.series import find_bounds
 from fluxutils_py.data.views import SequenceView
 from fluxutils_py.errors import DataError, ShapeError, SpecError
 from fluxutils_py.inputs.inputs import InputLayout, Inputs, Schema
-from fluxutils_py.inputs.moments import FeatureModule, WeightedBlock
+from fluxutils_py.inputs.moments import (
+    FeatureModule,
+    Moments,
+    WeightedBlock,
+    feature_text,
+    moments,
+)
 from fluxutils_py.inputs.sharded_data import sharded_reader
 from fluxutils_py.inputs.single_steps import read_step, series_indices
 from fluxutils_py.inputs.targets import SeriesReader
@@ -32,6 +38,8 @@ from fluxutils_py.sklearn_callbacks import CallbackSupport, run_as_one_task
 from fluxutils_py.sklearn_private import as_configured
 from fluxutils_py.training.descriptions import describe
 from fluxutils_py.validation import check_integer
+
+MOST_VALUES = 1 << 25  # from which means and scales are learnt; of more, from evenly spread blocks
 
 
 class _TransformMixin:
@@ -217,10 +225,31 @@ class SequenceTransformer(
         run_as_one_task(self, lambda: self._fit(x, sharded), x)
         return self
 
-    def _fit(self, x: object, sharded: bool) -> None:
-        with pool_of_call(self, sharded) as pool:
+    def _fit(self, x: object, sharded: bool, *sample_weight: object) -> None:
+        """Learn from all ranks together, if each has separate series.
+
+        Raises
+        ------
+        RankError
+            On every rank, if the ranks' transformers differ in a parameter.
+        """
+        name = type(self).__name__
+        # not sharded, every rank fits by itself on the same data, and gets the same
+        with ranks_of_call("auto" if sharded else None, f"{name}.fit", sharded) as ranks:
+            texts: dict[str, str] = {}
+            for parameter, value in self.get_params(deep=False).items():
+                texts |= describe(parameter, value)
+            ranks.require_equal(texts)  # at once: others may have other parameters
+            pool = sharded_reader(ranks)
             inputs, series = self._read_series(x, None, pool)
-            self._set_fitted(inputs, **self._compute_statistics(series, inputs, pool))
+            statistics = self._compute_statistics(series, inputs, pool, *sample_weight)
+        # all that may fail comes first: an error changes nothing
+        self.__dict__.update(statistics)
+        self.n_features_in_ = inputs.columns
+        self._layout = inputs.layout
+        self.__dict__.pop("feature_names_in_", None)  # of an earlier fit
+        if inputs.names is not None:
+            self.feature_names_in_ = inputs.names
 
     def _compute_statistics(
         self,
@@ -230,6 +259,37 @@ class SequenceTransformer(
     ) -> dict[str, Any]:
         """Compute the attributes that a fit sets."""
         raise NotImplementedError
+
+    def _read_moments(
+        self,
+        series: SeriesArray,
+        inputs: Inputs,
+        pool: SeriesReader,
+        weight: SampleWeight | None = None,
+    ) -> Moments:
+        """Return the moments of the values of all ranks; of more than MOST_VALUES, of about as
+        many, in blocks all over series and time.
+
+        Raises
+        ------
+        DataError
+            If a value is infinite.
+        """
+
+        def blocks() -> Iterator[WeightedBlock]:
+            for n, t, block in read_blocks(series, inputs, -(-n_values // MOST_VALUES)):
+                is_infinite = np.isinf(block)
+                if is_infinite.any():
+                    f, i, j = np.argwhere(is_infinite)[0]
+                    raise DataError(
+                        f"{series.name} is infinite at feature {feature_text(f, inputs.names)}, "
+                        f"series {n.start + i}, step {t.start + j}; {type(self).__name__} takes "
+                        "numbers, and NaN for what is missing"
+                    )
+                yield block, None if weight is None else weight.block(n, t)
+
+        n_values = pool.total(series.F * series.N * series.T)
+        return pool.moments(moments(blocks(), series.F))
 
     def stream(
         self,
@@ -278,15 +338,6 @@ class SequenceTransformer(
             return np.asarray(names)
         return super().get_feature_names_out(input_features)
 
-    def _set_fitted(self, inputs: Inputs, **statistics: Any) -> None:
-        """Set the attributes of a fit."""
-        self.__dict__.update(statistics)
-        self.n_features_in_ = inputs.columns
-        self._layout = inputs.layout
-        self.__dict__.pop("feature_names_in_", None)  # of an earlier fit
-        if inputs.names is not None:
-            self.feature_names_in_ = inputs.names
-
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.three_d_array = True
@@ -322,59 +373,47 @@ class TransformerStream:
     ) -> None:
         self.function = function
         self.shape = shape
-        empty = function.empty_state(*shape)
+        empty = function.empty_state(shape[1])
         self.state: list[Tensor] = empty if state is None else list(state)
         # which series have had an input, if that matters: before it, there is padding
         self._begun = np.full(shape[1], state is not None or not function.fills_gaps)
-        self.has_begun = bool(self._begun.all())
         if [t.shape for t in self.state] != [t.shape for t in empty]:
             raise ShapeError(f"state is not that of a stream of {shape[1]} series")
+
+    @property
+    def has_begun(self) -> bool:
+        return bool(self._begun.all())
 
     @undisturbed()
     def step(self, x: object) -> np.ndarray:
         """Transform the next step of all series: ``(F, N)`` to a new array ``(F, N)``."""
         x = read_step(x, self.shape)
-        result, self.state = self.function.step(x[:, :, None], self.state)
+        result, self.state = self.function.step(x, self.state)
         if not self.has_begun:
             self._begun |= ~np.isnan(x).all(0)
             result[:, ~self._begun] = np.nan
             self.state = self.function.forget(self.state, ~self._begun)
-            self.has_begun = bool(self._begun.all())
-        return result[:, :, 0]
+        return result
 
     def reset(self, series: Any = None) -> None:
         """Restart some series (an index or a mask; None: all)."""
         restarted = slice(None) if series is None else series_indices(series, self.shape[1])
         self._begun[restarted] = not self.function.fills_gaps
-        self.has_begun = bool(self._begun.all())
         self.state = self.function.forget(self.state, restarted)
 
 
-@contextlib.contextmanager
-def pool_of_call(transformer: BaseEstimator, sharded: bool) -> Iterator[SeriesReader]:
-    """Enclose a fit of a transformer, on all ranks together if each has separate series.
-
-    Raises
-    ------
-    RankError
-        On every rank, if the ranks' transformers differ in a parameter.
-    """
-    # not sharded, every rank fits by itself on the same data, and gets the same
-    comm = "auto" if sharded else None
-    with ranks_of_call(comm, f"{type(transformer).__name__}.fit", sharded) as ranks:
-        texts: dict[str, str] = {}
-        for name, value in transformer.get_params(deep=False).items():
-            texts |= describe(name, value)
-        ranks.require_equal(texts)  # at once: others may have other parameters
-        yield sharded_reader(ranks)
-
-
-def read_blocks(series: SeriesArray, inputs: Inputs) -> Iterator[tuple[slice, slice, np.ndarray]]:
-    """Read all series and steps in blocks: yield their indices and values (F, B, S), NaN where a
-    series has ended.
+def read_blocks(
+    series: SeriesArray, inputs: Inputs, every: int = 1
+) -> Iterator[tuple[slice, slice, np.ndarray]]:
+    """Read all series and steps in blocks, or one of each ``every`` blocks: yield their indices and
+    values (F, B, S), NaN where a series has ended.
     """
     rows = inputs.local_series()
-    for n, t in block_slices(series.N, series.T, series.F):
+    blocks = block_slices(series.N, series.T, series.F)
+    # at random among its neighbours, as data may have a period; the same ones each time
+    chance = random.Random(0)
+    for i in range(0, len(blocks), every):
+        n, t = chance.choice(blocks[i : i + every])
         part = rows[n]
         series.prefetch(part, t.start, t.stop)
         block = series.read(part, t.start, t.stop).transpose(2, 1, 0)  # from (S, B, F)
@@ -382,28 +421,3 @@ def read_blocks(series: SeriesArray, inputs: Inputs) -> Iterator[tuple[slice, sl
         if exists is not None:
             block = np.where(exists.T, block, np.nan)
         yield n, t, block
-
-
-def read_numbers(
-    series: SeriesArray,
-    inputs: Inputs,
-    name: str,
-    weight: SampleWeight | None = None,
-) -> Iterator[WeightedBlock]:
-    """Read all values in blocks (F, B, S), finite or NaN, with their weights (B, S).
-
-    Raises
-    ------
-    DataError
-        If a value is infinite.
-    """
-    for n, t, block in read_blocks(series, inputs):
-        is_infinite = np.isinf(block)
-        if is_infinite.any():
-            f, i, j = np.argwhere(is_infinite)[0]
-            raise DataError(
-                f"{series.name} is infinite at feature {f}, series {n.start + i}, step "
-                f"{t.start + j}; {name} takes numbers, and NaN for what is missing"
-            )
-        weights = None if weight is None else weight.block(n, t)
-        yield block, weights

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fluxutils_py.data import SeriesArray
 from fluxutils_py.inputs.inputs import Inputs
-from fluxutils_py.inputs.moments import FeatureModule, Moments, empty_result, float_type
+from fluxutils_py.inputs.moments import FeatureModule, Moments, float_type
 from fluxutils_py.inputs.targets import SeriesReader
 from fluxutils_py.nn.winsor import winsor_statistics
 from fluxutils_py.transformers.transformer_base import SequenceTransformer, read_blocks
@@ -78,13 +78,9 @@ class WinsorScaler(SequenceTransformer):
             return tuple(map(torch.from_numpy, merged))
 
         # in torch, because nn.WinsorNorm, which cannot import this, learns the same
-        lower, upper, mean, scale = winsor_statistics(read_pass, pool.add_up, merge)
-        return {
-            "lower_": lower.numpy(),
-            "upper_": upper.numpy(),
-            "mean_": mean.numpy(),
-            "scale_": scale.numpy(),
-        }
+        statistics = winsor_statistics(read_pass, pool.add_up, merge)
+        names = "lower_", "upper_", "mean_", "scale_"
+        return {name: t.numpy() for name, t in zip(names, statistics, strict=True)}
 
     def as_module(self) -> Winsorize:
         values = {"lower": self.lower_, "upper": self.upper_}
@@ -99,15 +95,6 @@ class Winsorize(FeatureModule):
     upper: Tensor
     mean: Tensor
     scale: Tensor
-
-    def transform_block(self, block: np.ndarray) -> np.ndarray:
-        values = self.arrays
-        out = empty_result(block)
-        clamped = np.clip(block, values["lower"], values["upper"])
-        np.subtract(clamped, values["mean"], out=out, casting="same_kind")
-        np.divide(out, values["scale"], out=out, casting="same_kind")
-        out[np.isnan(out)] = 0  # NaN has passed all of the above
-        return out
 
     def forward(self, x: Tensor) -> Tensor:
         # not clamp, which runtimes have for numbers only; rounded twice, as blocks are

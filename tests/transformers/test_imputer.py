@@ -7,18 +7,21 @@ import numpy as np
 import pandas as pd
 import pytest
 from sklearn.exceptions import NotFittedError
+from sklearn.impute import SimpleImputer
 from sklearn.pipeline import make_pipeline
 
 from fluxutils_py import (
     SequenceImputer,
     SequenceScaler,
+    export,
     h5mmap,
     h5save,
     samples,
+    stream,
     timesteps,
 )
 from fluxutils_py.data.lazy import LazyArray
-from fluxutils_py.errors import DataError, ShapeError
+from fluxutils_py.errors import DataError, ExportError, ShapeError, SpecError
 from fluxutils_py.transformers import imputer as module
 from tests.plain_networks import plain_regressor
 
@@ -81,12 +84,38 @@ CASES = [
 strategies = pytest.mark.parametrize(("strategy", "value", "oracle"), CASES)
 
 
+def by_series(x, fill, start):
+    """Fill in each series (T, F) that has values of a feature, the others by ``start``."""
+    found = np.where(np.isnan(x), np.reshape(start, (-1, 1, 1)), x)
+    for n in range(x.shape[1]):
+        has = ~np.isnan(x[:, n]).all(1)
+        found[has, n] = fill(x[has, n].T, np.asarray(start)[has]).T
+    return found
+
+
+def interpolated(series, start):
+    filled = pd.DataFrame(series).interpolate().to_numpy()
+    return np.where(np.isnan(filled), start, filled)
+
+
+def of_mean(series, start):
+    return SimpleImputer().fit_transform(series)
+
+
+LOOK_AHEAD = [
+    ("interpolate", None, lambda x: by_series(x, interpolated, means(x))),
+    ("interpolate", [1.0, 2.0, 3.0], lambda x: by_series(x, interpolated, [1.0, 2.0, 3.0])),
+    ("series_mean", None, lambda x: by_series(x, of_mean, means(x))),
+    ("series_mean", -1, lambda x: by_series(x, of_mean, np.full(F, -1.0))),
+]
+
+
 def mapped(x, path):
     h5save(path, {"x": x})
     return h5mmap(path, "x")
 
 
-@strategies
+@pytest.mark.parametrize(("strategy", "value", "oracle"), CASES + LOOK_AHEAD)
 def test_every_form_is_filled_in_alike(x, strategy, value, oracle, tmp_path):
     wanted = np.where(padding(x), np.nan, oracle(x))
     imputer = SequenceImputer(strategy, fill_value=value)
@@ -103,6 +132,8 @@ def test_every_form_is_filled_in_alike(x, strategy, value, oracle, tmp_path):
         lazy = imputer.transform(f.create_dataset("x", data=x))
         assert not isinstance(lazy, np.ndarray)
         assert same(lazy[...], found)
+        for window in (slice(2, 7), slice(40, None)):  # as training reads them
+            assert same(lazy[:, 1:4, window], found[:, 1:4, window])
 
 
 @strategies
@@ -209,10 +240,41 @@ def test_matrices_are_rows_of_one_step(x):
     frame = pd.DataFrame(rows, columns=list("abc"))
     imputer = SequenceImputer().set_output(transform="pandas").fit(frame)
     assert list(imputer.transform(frame).columns) == list("abc")
-    with pytest.raises(ShapeError, match=(
-        r"^strategy='ffill' .*\(F, N, T\)"
-    )):  # fmt: skip
-        SequenceImputer("ffill").fit(rows)
+    for strategy in ("ffill", "series_mean", "interpolate"):
+        with pytest.raises(ShapeError, match=rf"^strategy='{strategy}' .*\(F, N, T\)"):
+            SequenceImputer(strategy).fit(rows)
+
+
+@pytest.mark.parametrize(("strategy", "value", "oracle"), LOOK_AHEAD)
+def test_series_of_different_lengths_are_filled_in_each_by_itself(x, strategy, value, oracle):
+    x = np.where(padding(x), np.nan, x).astype("float32")
+    lengths = [43, 7, 19, 1, 30]
+    short = [x[:, n, :length].copy() for n, length in enumerate(lengths)]
+    whole = np.full_like(x, np.nan)
+    for n, a in enumerate(short):
+        whole[:, n, : a.shape[1]] = a
+    imputer = SequenceImputer(strategy, fill_value=value)
+    found = imputer.fit_transform(short)
+    wanted = np.where(padding(whole), np.nan, oracle(whole.astype(float)))
+    for n, a in enumerate(found):
+        assert a.dtype == np.float32
+        np.testing.assert_allclose(a, wanted[:, n, : lengths[n]], rtol=1e-6)
+    # at the heads and tails of one array too, wherever it begins
+    assert same(imputer.transform(whole), np.where(padding(whole), np.nan, wanted).astype("f4"))
+
+
+@pytest.mark.parametrize("strategy", ["series_mean", "interpolate"])
+def test_what_looks_ahead_has_no_stream_and_no_export(x, strategy, rng, tmp_path):
+    imputer = SequenceImputer(strategy).fit(x)
+    remedy = rf"strategy='{strategy}' uses later steps.*SequenceImputer\('ffill'\)"
+    with pytest.raises(SpecError, match=remedy):
+        imputer.stream(N)
+    settings = {"hidden_size": 3, "epochs": 1, "seqsize": 7, "random_state": 0}
+    model = make_pipeline(imputer, plain_regressor(**settings)).fit(x, rng.normal(size=(1, N, T)))
+    with pytest.raises(SpecError, match=remedy):
+        stream(model, N)
+    with pytest.raises(ExportError, match=remedy):
+        export(model, tmp_path / "m.pt2", format="torch")
 
 
 def test_features_and_integers_without_gaps_stay(rng):
@@ -223,9 +285,8 @@ def test_features_and_integers_without_gaps_stay(rng):
 
 
 def test_what_cannot_be_filled_in_with_is_an_error(x):
-    for strategy in ("median", "interpolate"):
-        with pytest.raises(ValueError, match=rf"'ffill', got '{strategy}'; .*Series\.interpolate"):
-            SequenceImputer(strategy).fit(x)
+    with pytest.raises(ValueError, match=r"'ffill'.*'interpolate'\), got 'median'"):
+        SequenceImputer("median").fit(x)
     with pytest.raises(ValueError, match=r"broadcast.*\(2,\).*\(3,\)"):
         SequenceImputer("constant", fill_value=[1.0, 2.0]).fit(x)
     for strategy, value in (("mean", 0.0), ("constant", np.nan), ("ffill", [0.0, np.nan, 0.0])):

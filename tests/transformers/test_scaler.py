@@ -17,10 +17,11 @@ from sklearn.model_selection import cross_val_predict
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from fluxutils_py import SequenceScaler, h5mmap, h5save, samples, timesteps
+from fluxutils_py import SequenceImputer, SequenceScaler, h5mmap, h5save, samples, timesteps
 from fluxutils_py.data import LazyArray, SamplesView, TimestepsView
 from fluxutils_py.data import blocks as blocks_module
 from fluxutils_py.errors import DataError, ShapeError
+from fluxutils_py.transformers import transformer_base
 from tests.plain_networks import plain_regressor
 
 F, N, T = 3, 7, 11
@@ -261,6 +262,44 @@ def test_no_more_than_blocks_are_ever_read(rng, monkeypatch):
         window = z[:, 4:9, 90:]
         assert source.read == x.size + window.size
         assert window == pytest.approx(scaled(x.astype(float))[:, 4:9, 90:], rel=1e-5, abs=1e-5)
+
+
+@pytest.fixture
+def _most_values(monkeypatch):
+    """Blocks of 1000 values, and scales of a fifth of them."""
+    monkeypatch.setattr(blocks_module, "BLOCK", 1000)
+    monkeypatch.setattr(transformer_base, "MOST_VALUES", 2 * 61 * 970 // 5)
+
+
+@pytest.mark.usefixtures("_most_values")
+def test_of_very_many_values_some_from_all_series_and_times_are_taken(rng):
+    wave = np.sin(np.arange(970) * (2 * np.pi / 110))  # of as many steps as five blocks have
+    x = rng.normal(size=(2, 61, 970)) + 3 * wave + np.linspace(0, 2, 970) + np.ones((61, 1))
+    x[:, :30] += 2
+    x = x.astype("float32")
+    source = Counting(x)
+    s = SequenceScaler().fit(source)
+    assert x.size / 6 < source.read < x.size / 4
+    assert s.n_samples_seen_.sum() == source.read
+    mean, std = moments(x.astype(float))
+    assert np.abs(s.mean_ - mean).max() < 0.25 * std.min()  # every fifth block: 0.7
+    assert s.scale_ == pytest.approx(std, rel=0.15)
+    again = SequenceScaler().fit(np.asfortranarray(x))
+    assert (s.mean_ == again.mean_).all()
+    assert (s.scale_ == again.scale_).all()
+    weighted = SequenceScaler().fit(x, sample_weight=np.full(61, 7.0))
+    assert weighted.mean_ == pytest.approx(s.mean_, rel=1e-12)
+    assert SequenceImputer().fit(x).statistics_ == pytest.approx(s.mean_, rel=1e-12)
+
+
+def test_errors_name_features_that_have_names(x):
+    x[1, 4, 9] = np.inf
+    named = samples(x, feature_names=["wind", "rain", "heat"])
+    with pytest.raises(DataError, match="infinite at feature 'rain', series 4, step 9"):
+        SequenceScaler().fit(named)
+    x[1] = np.where(x[1] > 50, 1e200, -1e200)
+    with pytest.raises(DataError, match=r"^feature 'rain' of x has values that are too large"):
+        SequenceScaler().fit(named)
 
 
 def test_the_matrix_that_a_view_looks_like_is_taken_too(x):
