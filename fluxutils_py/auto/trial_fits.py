@@ -37,7 +37,7 @@ from fluxutils_py.training.step_info import StepInfo
 TRIAL_FRACTION = 0.2
 MAX_IN_TIME = 9  # of which a trial holds out the ends, not whole ones
 MOST_KEPT = 1 << 26  # numbers that do not learn, of all steps
-LEAST_UPDATES = 100  # of a trial
+LEAST_UPDATES = 60  # of a trial
 QUIET: dict[str, Any] = {"callbacks": None, "verbose": False}
 WARM_UP = 256  # steps before a part that is held out, for the state
 

@@ -17,6 +17,7 @@ from fluxutils_py.parallel import RankGroup
 GAINS = np.linspace(0, 1, 11)
 BLOCKS = 4  # of the data that a trial holds out
 MOST_HARM = 1.05  # of the error of the linear model, in the worst block
+CLEARLY = 0.995  # of the error of the linear model, below which a network is worth its time
 KEPT = 0.6  # of the best gain in time: four fifths of what it is worth, half of what it may cost
 
 
@@ -93,13 +94,16 @@ def choice_after_trials(choice: FitChoice, errors: np.ndarray, in_time: bool) ->
     """
     known = errors[np.isfinite(errors).all(1)]
     linear = known[:, :1]
-    unit = np.maximum(linear, linear.mean() if len(linear) else 1.0)
+    unit = np.maximum(linear, linear.mean()) if len(linear) else linear
     relative = 1 + (known - linear) / np.maximum(unit, np.finfo(float).tiny)
-    bound = relative.mean(0)
-    if in_time:
-        bound += relative.std(0) / math.sqrt(len(relative))
-    is_safe = np.logical_and.accumulate(relative.max(0, initial=0) <= MOST_HARM)
-    best = float(GAINS[np.where(is_safe, bound, np.inf).argmin()])
+    best = 0.0
+    if len(relative):
+        bound = relative.mean(0)
+        if in_time:
+            bound += relative.std(0) / math.sqrt(len(relative))
+        is_safe = np.logical_and.accumulate(relative.max(0) <= MOST_HARM)
+        at = int(np.where(is_safe, bound, np.inf).argmin())
+        best = float(GAINS[at]) if bound[at] < CLEARLY else 0.0
     gain = round(best * KEPT, 2) if in_time else best
     cell = choice.cell if gain else "linear"
     tried = tuple(map(tuple, np.column_stack([GAINS, relative.T]).round(4).tolist()))

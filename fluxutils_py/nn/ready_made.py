@@ -73,7 +73,7 @@ class LinearPlusNetwork(nn.Module):
         self.gain = gain
 
     def forward(self, x: Tensor, fixed: Tensor | None = None) -> Tensor:
-        """Return the sum; ``fixed`` is what :meth:`compute_fixed` makes of ``x``, if it is known."""
+        """Return the sum; ``fixed`` is :meth:`compute_fixed` of ``x``, if it is known."""
         fixed = self.compute_fixed(x) if fixed is None else fixed.nan_to_num()
         n_out = self.head.out_features
         linear, trust, seen = fixed.split([n_out, 1, fixed.shape[-1] - n_out - 1], -1)
