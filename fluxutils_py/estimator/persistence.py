@@ -222,7 +222,8 @@ def _fitted_attributes(content: dict[str, Any], path: object) -> dict[str, Any]:
     chosen = content["choice"]
     if _is_flat(content["settings"]):
         chosen = _choice_of_flat(chosen, content["settings"])
-    choice = None if chosen is None else dataclass_from_plain(FitChoice, chosen)
+    if chosen is not None:
+        chosen = dataclass_from_plain(FitChoice, {"tried": (), **chosen})
     data = {str(name): str(text) for name, text in content["data"].items()}
     longest = int(content["longest"])
     errors = content["calibration"]
@@ -230,7 +231,7 @@ def _fitted_attributes(content: dict[str, Any], path: object) -> dict[str, Any]:
     if calibration is not None and np.ndim(calibration.errors) != 3:
         raise LoadError(f"{path} is damaged (errors of a calibration are not (G, M, S))")
     attributes["fitted_parts_"] = FittedParts(
-        layout, codec, generator, None, n_steps, choice, data, calibration, longest
+        layout, codec, generator, None, n_steps, chosen, data, calibration, longest
     )
     if layout.names is not None:
         attributes["feature_names_in_"] = layout.names
@@ -304,7 +305,7 @@ def _choice_of_flat(chosen: dict[str, Any] | None, settings: dict[str, Any]) -> 
     if chosen is None:  # nothing was "auto"
         chosen = asdict(FitChoice("linear+lstm"))
     given = {k: settings[k] for k in NOW_CHOSEN if settings.get(k, "auto") != "auto"}
-    return {"scale_input": True, "tried": (), **chosen, **given}
+    return {"scale_input": True, **chosen, **given}
 
 
 def _spec_of_flat(settings: dict[str, Any]) -> dict[str, Any]:
