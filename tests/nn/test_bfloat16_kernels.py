@@ -338,7 +338,7 @@ def test_wide_layers_compute_in_bfloat16_under_autocast_and_others_in_float32(ma
         assert "_Recurrence" in type(y.grad_fn).__name__
         for dtype, is_low in (("bfloat16", low), ("float16", False)):
             layer.reset()
-            with autocast(dtype, CPU):
+            with torch.autocast("cpu", getattr(torch, dtype)):
                 again = layer(x)
             assert again.dtype == torch.float32
             assert "_Recurrence" in type(again.grad_fn).__name__
