@@ -12,13 +12,14 @@ from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from fluxutils_py.errors import ExportError, ShapeError
-from fluxutils_py.estimator.c_export import HeaderSettings, header_of, n_features_of
+from fluxutils_py.estimator.c_export import check_header_settings, header_of, n_features_of
 from fluxutils_py.estimator.fitted_parts import BaseSeriesEstimator
 from fluxutils_py.estimator.spec import read_spec
 from fluxutils_py.estimator.streams.streaming import ModelParts, stream, unwrap
 from fluxutils_py.exporting.compiled_header import is_header, run_header
 from fluxutils_py.exporting.export_files import FORMATS, ExportedModel, check_format, write_graph
 from fluxutils_py.exporting.graph import Gaps, Graph, initial_of
+from fluxutils_py.exporting.rounded_weights import with_rounded_weights
 from fluxutils_py.exporting.steps import ModelStep
 from fluxutils_py.files import atomic_write
 from fluxutils_py.inputs.moments import Affine
@@ -210,13 +211,12 @@ def export(
         Whether a header holds the weights of products as integers of 8 bits, with a scale for each
         unit. All computation is in floating point as before.
     example : array of shape (F, N, T), optional
-        Series to measure the error of ``quantize`` on. None: 1000 steps of standard-normal numbers,
-        as what the model gets after scalers.
+        Series to measure the error of ``quantize`` on.
 
     Returns
     -------
     float or None
-        With ``quantize``, the largest difference of an output, in the units of the targets, from
+        With ``example``, the largest difference of an output, in the units of the targets, from
         that of the model. The header says it too.
 
     Raises
@@ -259,8 +259,7 @@ def export(
     True
     >>> folder.cleanup()
     """
-    settings = HeaderSettings(prefix, quantize, example)
-    settings.check(format)
+    check_header_settings(format, prefix, quantize, example)
     if hasattr(model, "check_export"):  # a forecaster, which has graphs only
         model.export(path, format)
         return None
@@ -271,7 +270,7 @@ def export(
             raise ValueError(
                 "input_names and output_names are for graphs; a C header has arrays x and y"
             )
-        return _export_header(path, model, parts, settings)
+        return _export_header(path, model, parts, prefix, quantize is not None, example)
     est = parts.estimator
     graph = _graph(est, parts.transformers, parts.of_targets)
     classes = est.fitted_parts_.codec.classes
@@ -289,18 +288,44 @@ def export(
 
 
 def _export_header(
-    path: str | PathLike[str], model: Any, parts: ModelParts, settings: HeaderSettings
+    path: str | PathLike[str],
+    model: Any,
+    parts: ModelParts,
+    prefix: str,
+    quantize: bool,
+    example: object,
 ) -> float | None:
     est = parts.estimator
+    metadata = _metadata(model, est)
     n_features = n_features_of(est)
     before = _modules_before(parts.transformers, _features_before(parts.transformers, n_features))
     dtype = next(iter(est.model_.parameters()), torch.empty(0)).dtype
     after = _modules_after(est, parts.of_targets, dtype)
-    text, error = header_of(est, before, after, _metadata(model, est), settings)
+    notes = []
+    if metadata["per_series"]:
+        notes.append("Targets belong to whole series: only the output at the last step counts.")
+    error = None
+    if example is not None:
+        error = _rounding_error(model, est, example)
+        notes.append(f"Weights of 8 bits: outputs differ by up to {error:.3g} on the example.")
+    text = header_of(est, before, after, metadata, prefix, quantize, notes)
     if get_communicator(est.resolved_params().comm).rank == 0:
         with atomic_write(path) as file:
             file.write(text.encode("ascii"))
     return error
+
+
+def _rounding_error(model: Any, est: BaseSeriesEstimator, example: object) -> float:
+    """Return the largest difference that weights of 8 bits make to the outputs for an example."""
+    xs = _arrays_to_try(example)
+    exact = _stream_all(model, xs)[0][-1]  # of a classifier, the probabilities
+    of_fit = est.model_
+    est.model_ = with_rounded_weights(of_fit)
+    try:
+        rounded = _stream_all(model, xs)[0][-1]
+    finally:
+        est.model_ = of_fit
+    return float(np.nanmax(np.abs(rounded - exact), initial=0))
 
 
 @undisturbed()
@@ -310,8 +335,8 @@ def check_export(
     """Compare an exported file with the estimator or pipeline that it came from.
 
     Streams all steps through the model (``stream``) and the file, the latter in single steps and
-    again in windows of 1, 2, 3, 5, 8, ... steps, and compares the outputs at each step and the
-    states at the end. A C header is compiled and run, which needs a C compiler (``cc``, ``gcc``,
+    again in windows of 1, 2, 3, 5, 8, ... steps, and compares the outputs at each step. A
+    C header is compiled and run, which needs a C compiler (``cc``, ``gcc``,
     ``clang`` or the one that the environment variable ``CC`` names), and its outputs are compared.
 
     Parameters
@@ -330,12 +355,12 @@ def check_export(
     Returns
     -------
     float
-        The largest difference of any output or state, relative in the same way.
+        The largest difference of any output, relative in the same way.
 
     Raises
     ------
     ExportError
-        If a difference is larger; the message names the output or state, and the step. If there is
+        If a difference is larger; the message names the output and the step. If there is
         no C compiler for a header.
     LoadError
         If the file was not exported by this package.
@@ -345,7 +370,7 @@ def check_export(
     xs = _arrays_to_try(x)
     n_series, n_steps = xs[0].shape[1:]
     # first, since it checks what the model takes
-    expected, state, favoured = _stream_all(model, xs)
+    expected, favoured = _stream_all(model, xs)
     if tolerance is None:
         tolerance = _default_tolerance(_exported_parts(model).estimator)
     if is_header(path):
@@ -363,7 +388,7 @@ def check_export(
         if favoured is not None:
             outputs[0] = _as_labels(outputs[0], file.metadata["classes"], expected[0].dtype)
         found = _compare_outputs(path, names, outputs, expected, favoured, tolerance)
-        largest = max(largest, found, _compare_states(path, file, state, tolerance))
+        largest = max(largest, found)
     return largest
 
 
@@ -424,14 +449,12 @@ def _default_tolerance(est: BaseSeriesEstimator) -> float:
 
 def _stream_all(
     model: Any, xs: tuple[np.ndarray, ...]
-) -> tuple[list[np.ndarray], list[np.ndarray], np.ndarray | None]:
+) -> tuple[list[np.ndarray], np.ndarray | None]:
     """Run a model step by step; a classifier once for labels and once for probabilities.
 
     Returns
     -------
     outputs : list of ndarray (T, N, G)
-    state : list of ndarray
-        After the last step.
     favoured : ndarray (T, N, G) or None
         Of a classifier: its last output, times the weights of classes, of sum 1.
     """
@@ -449,12 +472,11 @@ def _stream_all(
             steps.append(y if isinstance(y, tuple) else (y,))
         for of_steps in zip(*steps, strict=True):
             outputs.append(np.stack(of_steps).transpose(0, 2, 1))
-    state = [t.cpu().numpy() for t in live.state]
     favoured = None
     if is_classifier:
         favoured = outputs[-1] * np.exp(codec.log_weight)
         favoured /= favoured.sum(-1, keepdims=True)
-    return outputs, state, favoured
+    return outputs, favoured
 
 
 def _run_windows(
@@ -487,18 +509,7 @@ def _compare_outputs(
         _compare_labels(path, name, labels, wanted_labels, favoured, margin)
     largest = 0.0
     for name, got, want in pairs:
-        largest = max(largest, _compare(path, name, got, want, tolerance, in_time=True))
-    return largest
-
-
-def _compare_states(
-    path: object, file: ExportedModel, expected: list[np.ndarray], tolerance: float
-) -> float:
-    """Return the largest difference of final states, if all are within tolerance."""
-    largest = 0.0
-    names = [entry["name"] for entry in file.metadata["states"]]
-    for name, got, want in zip(names, file.state, expected, strict=True):
-        largest = max(largest, _compare(path, name, got, want, tolerance, in_time=False))
+        largest = max(largest, _compare(path, name, got, want, tolerance))
     return largest
 
 
@@ -533,16 +544,12 @@ def _fibonacci(total: int) -> list[int]:
     return lengths
 
 
-def _compare(
-    path: object, name: str, got: np.ndarray, want: np.ndarray, tolerance: float, *, in_time: bool
-) -> float:
+def _compare(path: object, name: str, got: np.ndarray, want: np.ndarray, tolerance: float) -> float:
     """Return the largest relative difference, if it is within tolerance."""
     if got.shape != want.shape:
         raise ExportError(
             f"{path}: {name} has shape {got.shape}, that of the model has {want.shape}"
         )
-    if not got.size:
-        return 0.0  # a context of no steps
     got = got.astype(float)
     want = want.astype(float)
     # small outputs are compared by their absolute difference: they may be 0
@@ -553,10 +560,9 @@ def _compare(
     worst = float(differences.max())
     if worst > tolerance:
         at = np.unravel_index(differences.argmax(), differences.shape)
-        where = f"at step {at[0]}, series {at[1]}" if in_time else f"at {tuple(int(i) for i in at)}"
         raise ExportError(
-            f"{path}: {name} is {got[at]:.7g} {where}, that of the model is {want[at]:.7g}: a "
-            f"relative difference of {worst:.1e}, above {tolerance:.1e}"
+            f"{path}: {name} is {got[at]:.7g} at step {at[0]}, series {at[1]}, that of the model "
+            f"is {want[at]:.7g}: a relative difference of {worst:.1e}, above {tolerance:.1e}"
         )
     return worst
 
