@@ -10,7 +10,6 @@ Pass them to an estimator as ``opt=ADAMW32(1e-2)``; their settings are parameter
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable
@@ -181,18 +180,12 @@ def by_name(name: str, **settings: Any) -> Callable[..., Optimizer]:
     ours: dict[str, Callable[..., Any]] = {"adam32": ADAM32, "adamw32": ADAMW32}
     if key in ours:
         return ours[key](**settings)
-    members = [value for value in vars(torch.optim).values() if isinstance(value, type)]
-    classes = {
-        cls.__name__.lower(): cls
-        for cls in members
-        if issubclass(cls, Optimizer) and cls is not Optimizer
-    }
+    members = vars(torch.optim).items()
+    classes = {n.lower(): v for n, v in members if inspect.isclass(v) and issubclass(v, Optimizer)}
+    del classes["optimizer"]  # their base
     if key not in classes:
-        known = sorted([*classes, *ours])
-        near = difflib.get_close_matches(key, known, 1)
-        meant = f"; did you mean {near[0]!r}?" if near else "."
-        listed = ", ".join(known)
-        raise ValueError(f"there is no optimizer {name!r}{meant} Known are {listed}")
+        known = ", ".join(sorted([*classes, *ours]))
+        raise ValueError(f"there is no optimizer {name!r}. Known are {known}")
     # raises TypeError here for an unknown argument; a partial would only when it is called
     inspect.signature(classes[key]).bind(None, **settings)
     return functools.partial(classes[key], **settings)
@@ -262,18 +255,11 @@ class ChainFactory:
         self.after = links[self._index + 1 :]
         settings: dict[str, inspect.Parameter] = {}
         self._owners: dict[str, int] = {}  # which link has the setting of this name
-        ambiguous: set[str] = set()
         for k, link in enumerate(links):
             for p in _settings(link):
+                # of two of one name, the first link has it
                 if self._owners.setdefault(p.name, k) == k:
                     settings[p.name] = p.replace(kind=p.KEYWORD_ONLY)
-                elif k != self._index:
-                    # a transform after the optimizer, or after another with a field of this name;
-                    # an optimizer's argument of a transform's name is hidden behind the field
-                    ambiguous.add(p.name)
-        for name in ambiguous:
-            del self._owners[name]
-            del settings[name]
         params = inspect.Parameter("params", inspect.Parameter.POSITIONAL_OR_KEYWORD)
         # where get_params() and inspect look for the names of settings
         self.__signature__ = inspect.Signature([params, *settings.values()])

