@@ -27,9 +27,13 @@ from fluxutils_py.bobbin.summaries import (
     publish_train_intermediates,
     sow,
 )
-from fluxutils_py.bobbin.task_step import TaskStep
 from fluxutils_py.bobbin.tpmap import tpmap
-from fluxutils_py.bobbin.train_task import BaseTrainTask, TrainTask, initialize_train_state
+from fluxutils_py.bobbin.train_task import (
+    BaseTrainTask,
+    TaskStep,
+    TrainTask,
+    initialize_train_state,
+)
 from fluxutils_py.bobbin.treejson import (
     dump_pytree_json,
     parse_pytree_json,

@@ -16,10 +16,11 @@ from fluxutils_py.exporting.c_header import FUNCTIONS, CHeader, Description
 from fluxutils_py.exporting.c_source import check_prefix
 from fluxutils_py.inputs.labels import Classify
 from fluxutils_py.inputs.moments import Affine
+from fluxutils_py.nn.closed_form_model import ClosedFormModel
 from fluxutils_py.nn.copying import deep_copy
 from fluxutils_py.nn.layers import Elementwise
 from fluxutils_py.nn.states import reset
-from fluxutils_py.steps.operations import Scaler
+from fluxutils_py.steps.operations import Scaler, quantized
 from fluxutils_py.steps.step_program import StepProgram, UnsupportedStep, program_of
 from fluxutils_py.transformers.imputer import ForwardFill
 
@@ -124,3 +125,25 @@ def _transform(module: nn.Module) -> Scaler:
     if isinstance(module, Elementwise) and name in FUNCTIONS:
         return Scaler(name)
     raise ExportError(f"{module} cannot be written as C; use format='onnx'")
+
+
+def with_rounded_weights(model: nn.Module) -> nn.Module:
+    """Return a copy of a model on the CPU whose products have the weights that 8 bits leave.
+
+    The weights of products are the matrices ``weight...`` (n_out, n_in) of its modules.
+    """
+    model = deep_copy(model)
+    # a header has one product for each layer before such a head
+    parts: dict[nn.Module, Any] = {
+        m.head: [layer.n_out for layer in m.layers]
+        for m in model.modules()
+        if isinstance(m, ClosedFormModel)
+    }
+    with torch.no_grad():
+        for module in model.modules():
+            for name, weight in module.named_parameters(recurse=False):
+                if name.startswith("weight") and weight.dim() == 2:
+                    for part in weight.split(parts.get(module, weight.shape[1]), 1):
+                        integers, scale = quantized(part.t().numpy())
+                        part.copy_(torch.from_numpy(integers * scale).t())
+    return model

@@ -12,14 +12,18 @@ from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from fluxutils_py.errors import ExportError, ShapeError
-from fluxutils_py.estimator.c_export import check_header_settings, header_of, n_features_of
+from fluxutils_py.estimator.c_export import (
+    check_header_settings,
+    header_of,
+    n_features_of,
+    with_rounded_weights,
+)
 from fluxutils_py.estimator.fitted_parts import BaseSeriesEstimator
 from fluxutils_py.estimator.spec import read_spec
 from fluxutils_py.estimator.streams.streaming import ModelParts, stream, unwrap
 from fluxutils_py.exporting.compiled_header import is_header, run_header
 from fluxutils_py.exporting.export_files import FORMATS, ExportedModel, check_format, write_graph
 from fluxutils_py.exporting.graph import Gaps, Graph, initial_of
-from fluxutils_py.exporting.rounded_weights import with_rounded_weights
 from fluxutils_py.exporting.steps import ModelStep
 from fluxutils_py.files import atomic_write
 from fluxutils_py.inputs.moments import Affine

@@ -10,15 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fluxutils_py.gomlx.element_weights import metric_name, target_and_weight, update_metric
 from fluxutils_py.gomlx.running_metrics import (
     EMAMetric,
     MeanMetric,
+    WeightedLoss,
     compute_all,
+    metric_name,
     n_elements,
+    target_and_weight,
+    update_metric,
     weighted_mean,
 )
-from fluxutils_py.gomlx.weighted_loss import WeightedLoss
 from fluxutils_py.nn.losses import require_equal_shapes
 from fluxutils_py.nn.precision import as_float32
 from fluxutils_py.nn.states import evaluating, reset

@@ -11,14 +11,14 @@ import h5py
 import numpy as np
 
 from fluxutils_py.data.arrays import Names
-from fluxutils_py.data.hdf5.attributes import (
+from fluxutils_py.data.hdf5.datasets import (
+    check_sources,
     fnt_axes,
     read_axes,
     read_names,
     warn_of_packing,
     write_names,
 )
-from fluxutils_py.data.hdf5.datasets import check_sources
 from fluxutils_py.data.hdf5.h5lazy import H5Lazy
 from fluxutils_py.data.hdf5.mapping import h5mmap
 from fluxutils_py.data.hdf5.opening import (

@@ -11,8 +11,13 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from fluxutils_py.data.arrays import DuckArray
-from fluxutils_py.data.hdf5.attributes import fnt_axes, read_axes, read_names, warn_of_packing
-from fluxutils_py.data.hdf5.datasets import check_sources
+from fluxutils_py.data.hdf5.datasets import (
+    check_sources,
+    fnt_axes,
+    read_axes,
+    read_names,
+    warn_of_packing,
+)
 from fluxutils_py.data.hdf5.opening import (
     PathLike,
     check_path,

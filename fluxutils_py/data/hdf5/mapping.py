@@ -11,7 +11,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from fluxutils_py.data.hdf5.attributes import fnt_axes, read_axes, read_names, warn_of_packing
+from fluxutils_py.data.hdf5.datasets import fnt_axes, read_axes, read_names, warn_of_packing
 from fluxutils_py.data.hdf5.h5lazy import H5Lazy
 from fluxutils_py.data.hdf5.h5map import H5Map
 from fluxutils_py.data.hdf5.opening import (

@@ -22,12 +22,12 @@ from fluxutils_py.data.arrays import (
     refuse_source,
     to_numpy,
 )
-from fluxutils_py.data.hdf5.attributes import (
+from fluxutils_py.data.hdf5.datasets import (
     check_axes,
+    check_dataset,
     check_names,
     write_names,
 )
-from fluxutils_py.data.hdf5.datasets import check_dataset
 from fluxutils_py.data.hdf5.h5map import H5Map
 from fluxutils_py.data.hdf5.mapping import h5mmap
 from fluxutils_py.data.hdf5.opening import (
