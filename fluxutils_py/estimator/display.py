@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from sklearn.utils.validation import check_is_fitted
 
+from fluxutils_py.estimator.streams.streaming import unwrap
 from fluxutils_py.validation import require_package
 
 
@@ -132,18 +133,14 @@ def _estimator_with_curve(estimator: Any) -> Any:
     """Return the fitted estimator with the loss curve: the last step of a pipeline, the best of a
     search.
     """
-    while not hasattr(estimator, "loss_curve_"):
-        check_is_fitted(estimator)
-        if hasattr(estimator, "steps"):
-            estimator = estimator.steps[-1][1]
-        elif hasattr(estimator, "best_estimator_"):
-            estimator = estimator.best_estimator_
-        else:
-            raise TypeError(
-                "LossCurveDisplay needs a fitted estimator with loss_curve_, or a pipeline or "
-                f"search that ends in one; {type(estimator).__name__} has none"
-            )
-    return estimator
+    inner = unwrap(estimator).estimator
+    check_is_fitted(inner)
+    if not hasattr(inner, "loss_curve_"):
+        raise TypeError(
+            "LossCurveDisplay needs a fitted estimator with loss_curve_, or a pipeline or search "
+            f"that ends in one; {type(inner).__name__} has none"
+        )
+    return inner
 
 
 def _loss_curves(estimator: Any) -> tuple[list[float], list[float] | None]:

@@ -278,13 +278,7 @@ def export(
     est = parts.estimator
     graph = _graph(est, parts.transformers, parts.of_targets)
     classes = est.fitted_parts_.codec.classes
-    names_in = _input_names(input_names, len(graph.inputs))
-    names_out = _output_names(output_names, len(graph.outputs), classes is not None)
-    if both := sorted(set(names_in) & set(names_out)):
-        raise ExportError(
-            f"{', '.join(map(repr, both))} names both an input and an output; give them different "
-            "names"
-        )
+    names_in, names_out = _names(graph, input_names, output_names, classes is not None)
     # ranks have the same model: one of them writes
     if get_communicator(est.resolved_params().comm).rank == 0:
         write_graph(path, graph, format, names_in, names_out, _metadata(model, est))
@@ -646,38 +640,29 @@ def _modules_after(
     return modules + [inverse_target_module(t, est.n_outputs_) for t in of_targets]
 
 
-def _input_names(given: Sequence[str] | None, n: int) -> list[str]:
-    if given is not None:
-        return _checked_names("input", given, n)
-    return ["x"] if n == 1 else [f"x.{i}" for i in range(n)]
-
-
-def _output_names(given: Sequence[str] | None, n: int, is_classifier: bool) -> list[str]:
-    if given is not None:
-        return _checked_names("output", given, n)
-    if is_classifier:
-        return ["label", "probabilities"]
-    if n > 1:
+def _names(
+    graph: Graph,
+    inputs: Sequence[str] | None,
+    outputs: Sequence[str] | None,
+    is_classifier: bool,
+) -> tuple[list[str], list[str]]:
+    """Return the names of inputs and outputs, as given or the default ones."""
+    n_in, n_out = len(graph.inputs), len(graph.outputs)
+    names_in = ["x"] if n_in == 1 else [f"x.{i}" for i in range(n_in)]
+    names_out = ["label", "probabilities"] if is_classifier else ["y"]
+    if inputs is not None:
+        names_in = list(inputs)
+    if outputs is not None:
+        names_out = list(outputs)
+    names = [*names_in, *names_out]
+    is_taken = any(str(name).startswith(("state.", "next_state.")) for name in names)
+    if (len(names_in), len(names_out)) != (n_in, n_out) or len(set(names)) < len(names) or is_taken:
         raise ExportError(
-            f"the model has {n} outputs, which need names: export(..., "
-            f"output_names=[{', '.join(['...'] * n)}])"
+            f"the model has {n_in} inputs and {n_out} outputs: give input_names= and output_names= "
+            "lists of so many different names, none of which begins with 'state.' or "
+            f"'next_state.'; got {names_in} and {names_out}"
         )
-    return ["y"]
-
-
-def _checked_names(side: str, given: Sequence[str], n: int) -> list[str]:
-    """Return names given for inputs or outputs; raise ExportError if they cannot be used."""
-    names = [given] if isinstance(given, str) else list(given)
-    if len(names) != n or len(set(names)) != n or not all(map(_is_free_name, names)):
-        raise ExportError(
-            f"{side}_names must be {n} different names, none of which begins with 'state.' or "
-            f"'next_state.'; got {names}"
-        )
-    return names
-
-
-def _is_free_name(name: object) -> bool:
-    return isinstance(name, str) and bool(name) and not name.startswith(("state.", "next_state."))
+    return names_in, names_out
 
 
 def _metadata(model: object, est: BaseSeriesEstimator) -> dict[str, Any]:
