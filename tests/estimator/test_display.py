@@ -183,7 +183,7 @@ def test_before_fit_there_is_no_curve(est):
 def test_estimators_without_a_curve_are_refused(est):
     est.fit(np.arange(8.0).reshape(4, 2), np.arange(4.0))
     inner = {"Pipeline": "Ridge", "TransformedTargetRegressor": "LinearRegression"}
-        name = inner.get(type(est).__name__, type(est).__name__)
+    name = inner.get(type(est).__name__, type(est).__name__)
     with pytest.raises(TypeError) as error:
         LossCurveDisplay.from_estimator(est)
     assert f"{name} has none" in str(error.value)
