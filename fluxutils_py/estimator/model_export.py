@@ -332,10 +332,10 @@ def check_export(
 ) -> float:
     """Compare an exported file with the estimator or pipeline that it came from.
 
-    Streams all steps through the model (``stream``) and the file, the latter in single steps and
-    again in windows of 1, 2, 3, 5, 8, ... steps, and compares the outputs at each step. A
-    C header is compiled and run, which needs a C compiler (``cc``, ``gcc``,
-    ``clang`` or the one that the environment variable ``CC`` names), and its outputs are compared.
+    Streams all steps through the model (``stream``) and the file, the latter in windows of 1, 2, 4,
+    8, ... steps, and compares the outputs at each step. A C header is compiled and run, which needs
+    a C compiler (``cc``, ``gcc``, ``clang`` or the one that the environment variable ``CC`` names),
+    and its outputs are compared.
 
     Parameters
     ----------
@@ -366,35 +366,22 @@ def check_export(
     if hasattr(model, "check_export"):  # a forecaster
         return float(model.check_export(path, x, tolerance))
     xs = _arrays_to_try(x)
-    n_series, n_steps = xs[0].shape[1:]
     # first, since it checks what the model takes
     expected, favoured = _stream_all(model, xs)
     if tolerance is None:
         tolerance = _default_tolerance(_exported_parts(model).estimator)
     if is_header(path):
         return _check_header(path, model, xs, expected, favoured, tolerance)
-    file = ExportedModel(path, n_series)
+    file = ExportedModel(path, xs[0].shape[1])
     if len(file.metadata["inputs"]) != len(xs):
         raise ShapeError(f"{path} takes {len(file.metadata['inputs'])} inputs, x has {len(xs)}")
-    start = file.state
-    largest = 0.0
-    # also in windows of many lengths, between which the state has to be passed on
-    for lengths in ([1] * n_steps, _fibonacci(n_steps)):
-        file.state = start
-        outputs = _run_windows(file, xs, lengths)
-        names = [entry["name"] for entry in file.metadata["outputs"]]
-        if favoured is not None:
-            outputs[0] = _as_labels(outputs[0], file.metadata["classes"], expected[0].dtype)
-        found = _compare_outputs(path, names, outputs, expected, favoured, tolerance)
-        largest = max(largest, found)
-    return largest
-
-
-def _as_labels(given: np.ndarray, classes: Sequence[Any], dtype: np.dtype) -> np.ndarray:
-    """Return labels; a file gives the places of those that are texts."""
-    if given.dtype.kind in "iu" and dtype.kind not in "iuf":
-        return np.asarray(classes)[given]
-    return given
+    outputs = file.run_series(*(a.transpose(2, 1, 0) for a in xs))
+    # a file gives the places of labels that are texts
+    is_text = favoured is not None and expected[0].dtype.kind not in "iuf"
+    if is_text and outputs[0].dtype.kind in "iu":
+        outputs[0] = np.asarray(file.metadata["classes"])[outputs[0]]
+    names = [entry["name"] for entry in file.metadata["outputs"]]
+    return _compare_outputs(path, names, outputs, expected, favoured, tolerance)
 
 
 def _check_header(
@@ -477,20 +464,6 @@ def _stream_all(
     return outputs, favoured
 
 
-def _run_windows(
-    file: ExportedModel, xs: tuple[np.ndarray, ...], lengths: list[int]
-) -> list[np.ndarray]:
-    """Return the outputs (T, N, G) of a file for windows of these lengths."""
-    in_time = [a.transpose(2, 1, 0) for a in xs]  # (T, N, F)
-    outputs = []
-    start = 0
-    for n in lengths:
-        stop = start + n
-        outputs.append(file.run(*(a[start:stop] for a in in_time)))
-        start = stop
-    return [np.concatenate(parts) for parts in zip(*outputs, strict=True)]
-
-
 def _compare_outputs(
     path: object,
     names: Sequence[str],
@@ -528,18 +501,6 @@ def _exported_parts(model: Any) -> ModelParts:
         )
     check_is_fitted(est, "model_")
     return parts
-
-
-def _fibonacci(total: int) -> list[int]:
-    """Return awkward lengths of windows that add up."""
-    # 1, 2, 3, 5, 8, ...: unlike each other, and few for many steps
-    lengths: list[int] = []
-    length, following = 1, 2
-    while total > 0:
-        lengths.append(min(length, total))
-        total -= lengths[-1]
-        length, following = following, length + following
-    return lengths
 
 
 def _compare(path: object, name: str, got: np.ndarray, want: np.ndarray, tolerance: float) -> float:

@@ -284,3 +284,14 @@ class ExportedModel:
         n_outputs = len(results) - len(self.state)
         self.state = list(results[n_outputs:])
         return list(results[:n_outputs])
+
+    def run_series(self, *xs: np.ndarray) -> list[np.ndarray]:
+        """Return the outputs (T, B, G) for whole series (T, B, F) of each input."""
+        windows = []
+        start = 0
+        # of 1, 2, 4, ... steps: the state must be handed on at any place
+        while start < len(xs[0]):
+            stop = 2 * start + 1
+            windows.append(self.run(*(x[start:stop] for x in xs)))
+            start = stop
+        return [np.concatenate(parts) for parts in zip(*windows, strict=True)]
