@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import threading
+import warnings
 from collections.abc import Callable
-from typing import Any
+from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from fluxutils_py.errors import LoadError
 from fluxutils_py.nn.seeding import seeded
+
+SPARE = 100  # parameters beside four for each stored tensor, that a model may make as it is built
 
 
 def build_bounded(
     build: Callable[[], nn.Module], stored: dict[str, Tensor], path: object
 ) -> nn.Module:
-    """Build a model for which a file holds parameters, no larger than these.
+    """Build a model for which a file holds parameters, with these.
 
     Shapes are compared before any memory is allocated.
 
@@ -30,50 +35,40 @@ def build_bounded(
     Raises
     ------
     LoadError
-        If the model has other parameters.
+        If the model has other parameters, or far more of them.
     """
-    with seeded(0), torch.device("meta"):
-        try:
-            outline: nn.Module | None = build()
-        except Exception:
-            # it looks at values as it is built, or cannot be built, which the next call will say
-            outline = None
-    if outline is not None:
-        compare_parameters(stored, outline.state_dict(), path)
-    # once more, as what is built on the device meta has no values
-    with seeded(0):
-        model = build()
-    compare_parameters(stored, model.state_dict(), path)
+    thread = threading.get_ident()
+    left = 4 * len(stored) + SPARE
+
+    def count(*_: object) -> None:
+        nonlocal left
+        # the hook is global, and other threads may build models meanwhile
+        left -= threading.get_ident() == thread
+        if left < 0 and threading.get_ident() == thread:
+            raise LoadError(f"{path} describes a model of far more parameters than it holds")
+
+    hook = register_module_parameter_registration_hook(count)
+    try:
+        outline = None
+        # it may look at values as it is built; what cannot be built, the next call will say
+        with suppress(Exception), seeded(0), torch.device("meta"):
+            outline = build()
+        if outline is not None:
+            _load_parameters(outline, stored, path)
+        # once more, as what is built on the device meta has no values
+        with seeded(0):
+            model = build()
+    finally:
+        hook.remove()
+    _load_parameters(model, stored, path)
     return model
 
 
-def compare_parameters(stored: dict[str, Any], wanted: dict[str, Any], path: object) -> None:
-    """Raise a LoadError that names each parameter or buffer that does not fit the model.
-
-    It may be missing, left over, or of another shape or type of number.
-    """
-    faults = [f"{k}: in the file, not in the model" for k in stored if k not in wanted]
-    faults += [f"{k}: in the model, not in the file" for k in wanted if k not in stored]
-    faults += [
-        f"{k}: {_outline(v)} in the file, {_outline(wanted[k])} in the model"
-        for k, v in stored.items()
-        if k in wanted
-        and (
-            not isinstance(v, Tensor) or v.shape != wanted[k].shape or _kind(v) != _kind(wanted[k])
-        )
-    ]
-    if faults:
-        raise LoadError(f"{path} does not fit the model:\n  " + "\n  ".join(faults))
-
-
-def _kind(tensor: Tensor) -> str:
-    if tensor.is_complex():
-        return "complex"
-    return "floating" if tensor.is_floating_point() else "integer"
-
-
-def _outline(value: object) -> str:
-    if not isinstance(value, Tensor):
-        return f"a {type(value).__name__}"
-    kind = _kind(value)
-    return f"{tuple(value.shape)}" + f" of {kind} numbers" * (kind != "floating")
+def _load_parameters(model: nn.Module, stored: dict[str, Tensor], path: object) -> None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns that it copies nothing to meta
+            warnings.filterwarnings("error", "Casting complex")
+            model.load_state_dict(stored)
+    except (RuntimeError, AttributeError) as error:
+        raise LoadError(f"{path} does not fit the model: {error}") from None

@@ -19,7 +19,7 @@ from fluxutils_py.estimator.building import (
     default_model,
     parameters_of,
 )
-from fluxutils_py.estimator.spec import NAMES, Spec, closest, spec_fields
+from fluxutils_py.estimator.spec import NAMES, Spec, spec_fields
 from fluxutils_py.training.make_optimizer import adamw
 
 # arguments of user code that fit fills in
@@ -96,7 +96,6 @@ class NestedParamsMixin:
         SpecError
             A ``ValueError``, if there is no such parameter. Nothing changes then.
         """
-        known = list(self.get_params())
         nested_arguments = self._nested_arguments()
         plain: dict[str, Any] = {}
         nested: dict[str, dict[str, Any]] = defaultdict(dict)
@@ -108,13 +107,13 @@ class NestedParamsMixin:
                 plain[key] = value
         names = parameter_names(type(self))
         for key in plain:
-            self._check_name(key, params, names, known)
+            self._check_name(key, params, names)
         before = dict(vars(self))
         try:
             # whole arguments first: what is set inside them is set in the new ones
             super().set_params(**plain)  # type: ignore[misc]  # BaseEstimator's
             made = {
-                name: _replace_values(self._view_argument(name), changes, name, known)
+                name: _replace_values(self._view_argument(name), changes, name)
                 for name, changes in nested.items()
             }
         except Exception:  # whatever a value of the user raises, nothing has changed
@@ -143,18 +142,13 @@ class NestedParamsMixin:
             return view(Spec() if value is None else value, optional=NAMES)
         return view(default_model if value is None else value)
 
-    def _check_name(
-        self,
-        key: str,
-        params: dict[str, Any],
-        names: list[str],
-        known: list[str],
-    ) -> None:
+    def _check_name(self, key: str, params: dict[str, Any], names: list[str]) -> None:
         """Raise unless scikit-learn can set the parameter."""
         argument, inside, _ = key.partition("__")
         fault = f"Invalid parameter {key!r} for estimator {type(self).__name__}"
         if argument not in names:
-            raise SpecError(f"{fault}. Valid parameters are: {names!r}.{_did_you_mean(key, known)}")
+            field = f" It is a field of the spec: spec__{key}." if key in NAMES else ""
+            raise SpecError(f"{fault}. Valid parameters are: {names!r}.{field}")
         if inside and not hasattr(params.get(argument, getattr(self, argument)), "set_params"):
             raise SpecError(
                 f"{fault}: what is inside {argument} cannot be set; give {argument} as a whole."
@@ -259,7 +253,6 @@ def _replace_values(
     seen: View,
     changes: dict[str, Any],
     where: str,
-    known: list[str],
 ) -> Any:
     """Return a new value with the changes, whose names may be nested.
 
@@ -276,19 +269,14 @@ def _replace_values(
     for name in (*new, *deeper):
         is_known = seen.names is None or name in seen.names
         if name in FILLED or not is_known:
-            raise SpecError(_invalid_parameter(seen, name, where, known))
+            raise SpecError(_invalid_parameter(seen, name, where))
     for name, inner in deeper.items():
         value = new[name] if name in new else seen.values.get(name)
-        new[name] = _replace_values(view(value), inner, f"{where}__{name}", known)
+        new[name] = _replace_values(view(value), inner, f"{where}__{name}")
     return seen.replace(new)
 
 
-def _invalid_parameter(
-    seen: View,
-    name: str,
-    where: str,
-    known: list[str],
-) -> str:
+def _invalid_parameter(seen: View, name: str, where: str) -> str:
     text = f"Invalid parameter {name!r} for {where} ({seen.name})"
     if name in FILLED:
         return f"{text}: fit fills it in."
@@ -297,16 +285,7 @@ def _invalid_parameter(
             f"{text}: an instance cannot be built again; give its class, a function that makes "
             "one, or a functools.partial of either."
         )
-    names = sorted(seen.names or ())
-    guess = _did_you_mean(name, [*(f"{where}__{n}" for n in names), *known])
-    return f"{text}. Valid parameters are: {names!r}.{guess}"
-
-
-def _did_you_mean(name: str, known: list[str]) -> str:
-    """Guess the intended name from the last part of the name; the first match wins."""
-    full = {k.rpartition("__")[2]: k for k in reversed(known)}
-    near = closest(name.rpartition("__")[2], full, 0.8)
-    return f" Did you mean {full[near]!r}?" if near else ""
+    return f"{text}. Valid parameters are: {sorted(seen.names or ())!r}."
 
 
 def _is_inside(name: str, arguments: list[str]) -> bool:

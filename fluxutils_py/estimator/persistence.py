@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from fluxutils_py.errors import LoadError
-from fluxutils_py.estimator.bounded_building import build_bounded, compare_parameters
+from fluxutils_py.estimator.bounded_building import build_bounded
 from fluxutils_py.estimator.building import NotStored, build_model, check_device, require_stored
 from fluxutils_py.estimator.fitted_parts import FitChoice, FittedParts
 from fluxutils_py.estimator.nested_parameters import parameter_names
@@ -178,10 +178,7 @@ def estimator_of(
         dtype = read_dtype(content["dtype"], path)
         parameters = content["parameters"]
         code = _stored_code(content)
-    given = arguments.get("model")
     arguments = {k: code[k].fill(v, path) if k in code else v for k, v in arguments.items()}
-    # a model of any size, unless the file has a say in it
-    of_any_size = "model" in arguments and arguments["model"] is given
     est = cls(**{**{k: v for k, v in stored.items() if k in known}, **arguments})
     # settings depend on what the fit has chosen
     est.fitted_parts_ = attributes["fitted_parts_"]
@@ -198,9 +195,11 @@ def estimator_of(
     n_in = est.fitted_parts_.layout.features
     build = partial(build_model, settings.model, n_in, attributes["n_outputs_"], dtype, None)
     with errors_unless_given(arguments, path):
-        model = _build(build, parameters, of_any_size, code["model"], path).to(device)
+        try:
+            model = build_bounded(build, parameters, path).to(device)
+        except LoadError as error:
+            raise LoadError(f"{error}\nThe model of the file is {code['model']}.") from None
     with load_errors(path):
-        model.load_state_dict(parameters)
         est.model_ = model.eval()
         vars(est).update(attributes)
         est.grad_ = content["grad"].to(next(model.parameters()).device)
@@ -237,25 +236,6 @@ def _fitted_attributes(content: dict[str, Any], path: object) -> dict[str, Any]:
     if codec.classes is not None:
         attributes["classes_"] = codec.classes
     return attributes
-
-
-def _build(
-    build: Callable[[], nn.Module],
-    parameters: dict[str, Any],
-    of_any_size: bool,
-    code: StoredCode,
-    path: object,
-) -> nn.Module:
-    """Build the model: one that the caller gives may be of any size, one from a file may not."""
-    try:
-        if not of_any_size:
-            return build_bounded(build, parameters, path)
-        with seeded(0):
-            built = build()
-        compare_parameters(parameters, built.state_dict(), path)
-    except LoadError as error:
-        raise LoadError(f"{error}\nThe model of the file is {code}.") from None
-    return built
 
 
 def read_dtype(name: object, path: object) -> torch.dtype:

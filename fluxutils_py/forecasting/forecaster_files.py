@@ -147,7 +147,6 @@ def load_state(
         for stored in content["models"]:
             # before memory is used: the sizes in the file may be wrong
             model = build_bounded(build, stored, path).to(device)
-            model.load_state_dict(stored)
             models.append(model.eval())
         return replace(state, models=tuple(models)), history
 
