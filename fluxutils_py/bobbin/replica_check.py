@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from fluxutils_py.bobbin.results import on_cpu
+from fluxutils_py.bobbin.evaluation import on_cpu
 from fluxutils_py.parallel.rank_group import RankGroup
 from fluxutils_py.tree import as_tensor, named_leaves, tree_map
 

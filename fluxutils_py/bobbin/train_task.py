@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fluxutils_py.bobbin.publish import PublishTrainingProgress
-from fluxutils_py.bobbin.results import raise_undefined
+from fluxutils_py.bobbin.evaluation import raise_undefined
+from fluxutils_py.bobbin.summaries import PublishTrainingProgress
 from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.nn.states import evaluating, reset
 from fluxutils_py.parallel import RankGroup, is_main_process

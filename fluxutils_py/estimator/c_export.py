@@ -12,8 +12,7 @@ from torch import nn
 from fluxutils_py.errors import ExportError
 from fluxutils_py.estimator.fitted_parts import BaseSeriesEstimator
 from fluxutils_py.estimator.streams.step_chain import scaler_of
-from fluxutils_py.exporting.c_header import FUNCTIONS, CHeader, Description
-from fluxutils_py.exporting.c_source import check_prefix
+from fluxutils_py.exporting.c_header import FUNCTIONS, CHeader, Description, check_prefix
 from fluxutils_py.inputs.labels import Classify
 from fluxutils_py.inputs.moments import Affine
 from fluxutils_py.nn.closed_form_model import ClosedFormModel

@@ -368,8 +368,9 @@ def check_export(
     xs = _arrays_to_try(x)
     # first, since it checks what the model takes
     expected, favoured = _stream_all(model, xs)
-    if tolerance is None:
-        tolerance = _default_tolerance(_exported_parts(model).estimator)
+    if tolerance is None:  # the largest that rounding explains: a file computes in float32
+        spec = read_spec(_exported_parts(model).estimator.resolved_params().spec)
+        tolerance = 1e-5 if spec.precision == "float32" else 0.05
     if is_header(path):
         return _check_header(path, model, xs, expected, favoured, tolerance)
     file = ExportedModel(path, xs[0].shape[1])
@@ -424,12 +425,6 @@ def _from_first_inputs(xs: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
     has_input = np.logical_or.reduce([(a == a).any(0) for a in xs])
     begin = int(has_input.argmax(1).max())
     return tuple(a[:, :, begin:] for a in xs)
-
-
-def _default_tolerance(est: BaseSeriesEstimator) -> float:
-    """Return the largest difference that rounding explains: a file computes in float32."""
-    precision = read_spec(est.resolved_params().spec).precision
-    return 1e-5 if precision == "float32" else 0.05
 
 
 def _stream_all(

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from fluxutils_py.errors import DataError, LoadError
-from fluxutils_py.estimator.bounded_building import build_bounded
 from fluxutils_py.estimator.building import build_model, check_device
-from fluxutils_py.estimator.persistence import load_errors, read_dtype
+from fluxutils_py.estimator.persistence import build_bounded, load_errors, read_dtype
 from fluxutils_py.exporting.export_files import Path
 from fluxutils_py.forecasting.fitted_state import FittedState, History
 from fluxutils_py.forecasting.forecaster_settings import ForecasterSettings

@@ -5,8 +5,8 @@ from fluxutils_py.gomlx.loop_callbacks import (
     ExponentialCallback,
     NTimesDuringLoop,
     PeriodicCallback,
+    report_eval,
 )
-from fluxutils_py.gomlx.report_eval import report_eval
 from fluxutils_py.gomlx.running_metrics import (
     EMAMetric,
     MeanMetric,

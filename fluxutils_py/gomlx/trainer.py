@@ -100,9 +100,8 @@ class Trainer(BatchStep):
     ShapeError
         In a step, if a torch criterion gets a prediction and a label of different shapes.
     ValueError
-        In a step, if a batch has no inputs, an input that is None, or not as many inputs or labels
-        as earlier batches of the same ``kind``; if nothing gives a loss, or the loss does not
-        depend on the parameters.
+        In a step, if a batch has no inputs, or an input that is None; if nothing gives a loss, or
+        the loss does not depend on the parameters.
     RuntimeError
         In a step, if there are more than ``max_kinds`` executors.
 
@@ -148,8 +147,7 @@ class Trainer(BatchStep):
         names = {"batch_loss": "loss+", "ema_loss": "~loss+", "ema_loss_fn": "~loss"}
         self.train_metrics = self._with_losses(names, train_metrics)
         self.eval_metrics = self._with_losses({"loss": "#loss+", "loss_fn": "#loss"}, eval_metrics)
-        # by kind and mode, with the numbers of inputs and labels of the first batch
-        self._executors: dict[tuple[str, str], tuple[Executor, tuple[int, int]]] = {}
+        self._executors: dict[tuple[str, str], Executor] = {}  # by kind and mode
         self._on_exec_creation: list[Callable[[Executor, str], Any]] = []
         self._updates: dict[str, Callable[[nn.Module], Any]] = {}
         reduction = "sum" if getattr(loss_fn, "reduction", None) == "sum" else "mean"
@@ -357,7 +355,6 @@ class Trainer(BatchStep):
         require_parts(batch)
         kind = batch.kind
         key = repr(kind), mode  # which a kind has that is not hashable
-        sizes = len(batch.inputs), len(batch.labels)
         if key not in self._executors:
             if len(self._executors) >= self.max_kinds:
                 raise RuntimeError(
@@ -365,16 +362,10 @@ class Trainer(BatchStep):
                     f"max_kinds={self.max_kinds}: a kind stands for many batches, not for one; use "
                     "fewer, or raise max_kinds"
                 )
-            self._executors[key] = partial(self._call_model, kind), sizes
+            self._executors[key] = partial(self._call_model, kind)
             for handler in self._on_exec_creation:
-                handler(self._executors[key][0], mode)
-        executor, (n_inputs, n_labels) = self._executors[key]
-        if sizes != (n_inputs, n_labels):
-            raise ValueError(
-                f"kind {kind!r} came with {n_inputs} inputs and {n_labels} labels before, now with "
-                f"{sizes[0]} and {sizes[1]}; give batches of another kind another name"
-            )
-        return executor
+                handler(self._executors[key], mode)
+        return self._executors[key]
 
     def _call_model(self, kind: object, inputs: tuple[Any, ...]) -> Any:
         arguments = (kind, *inputs) if self.takes_kind else inputs

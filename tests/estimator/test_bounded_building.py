@@ -1,10 +1,10 @@
-"""fluxutils_py.estimator.bounded_building."""
+"""fluxutils_py.estimator.persistence."""
 
 import pytest
 from torch import nn
 
 from fluxutils_py.errors import LoadError
-from fluxutils_py.estimator.bounded_building import build_bounded
+from fluxutils_py.estimator.persistence import build_bounded
 
 STORED = nn.Linear(3, 2).state_dict()
 

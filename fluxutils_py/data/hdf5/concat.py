@@ -194,7 +194,8 @@ def _inspect_sources(
         with open_file(path) as file, wrap_h5_errors(path):
             for name in dict.fromkeys(names or file):
                 item = get_object(file, path, name)
-                if isinstance(item, h5py.Dataset) and _can_be_joined(item, dims):
+                is_array = isinstance(item, h5py.Dataset) and holds_numbers(item)
+                if is_array and all(-item.ndim <= d < item.ndim for d in dims):
                     joined.setdefault(name, []).append(_read_part(item, path, name, axes))
                 else:
                     copied.setdefault(name, path)
@@ -220,10 +221,6 @@ def _check_joined(
                 f"axes than in {parts[0].path}; write one of NaN there, or leave it out with "
                 "names=[...]"
             )
-
-
-def _can_be_joined(dataset: h5py.Dataset, dims: Dims) -> bool:
-    return holds_numbers(dataset) and all(-dataset.ndim <= d < dataset.ndim for d in dims)
 
 
 def _shown(dims: Dims) -> str:

@@ -190,13 +190,10 @@ def get_object(file: h5py.File, path: PathLike, name: str) -> Any:
     except (KeyError, OSError, RuntimeError, ValueError) as error:
         parent = name.rstrip("/").rpartition("/")[0]
         group = file.get(parent, file)
+        text = str(error).strip('"')  # a KeyError shows its text with quotes
         raise H5DataError(
-            f"{describe(path, name)} cannot be opened ({_text(error)}); {_contents(group)}"
+            f"{describe(path, name)} cannot be opened ({text}); {_contents(group)}"
         ) from error
-
-
-def _text(error: Exception) -> str:
-    return str(error).strip('"')  # a KeyError shows its text with quotes
 
 
 def _contents(group: Any) -> str:
