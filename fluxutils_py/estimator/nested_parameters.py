@@ -96,12 +96,12 @@ class NestedParamsMixin:
         SpecError
             A ``ValueError``, if there is no such parameter. Nothing changes then.
         """
-        nested_arguments = self._nested_arguments()
+        inside = self._nested_arguments()
         plain: dict[str, Any] = {}
         nested: dict[str, dict[str, Any]] = defaultdict(dict)
         for key, value in params.items():
             argument, _, name = key.partition("__")
-            if _is_inside(key, nested_arguments):
+            if name and argument in inside:
                 nested[argument][name] = value
             else:
                 plain[key] = value
@@ -286,8 +286,3 @@ def _invalid_parameter(seen: View, name: str, where: str) -> str:
             "one, or a functools.partial of either."
         )
     return f"{text}. Valid parameters are: {sorted(seen.names or ())!r}."
-
-
-def _is_inside(name: str, arguments: list[str]) -> bool:
-    argument, inside, _ = name.partition("__")
-    return bool(inside) and argument in arguments
