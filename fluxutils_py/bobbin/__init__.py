@@ -11,11 +11,9 @@ from fluxutils_py.bobbin.evaluation import (
     RunEval,
     RunEvalKeepBest,
     SampledSet,
+    assert_replica_integrity,
     eval_batches,
     eval_datasets,
-)
-from fluxutils_py.bobbin.replica_check import (
-    assert_replica_integrity,
     gather_from_jax_processes,
     gather_from_processes,
 )

@@ -372,7 +372,7 @@ def check_export(
         spec = read_spec(_exported_parts(model).estimator.resolved_params().spec)
         tolerance = 1e-5 if spec.precision == "float32" else 0.05
     if is_header(path):
-        return _check_header(path, model, xs, expected, favoured, tolerance)
+        return _check_header(path, xs, expected, tolerance)
     file = ExportedModel(path, xs[0].shape[1])
     if len(file.metadata["inputs"]) != len(xs):
         raise ShapeError(f"{path} takes {len(file.metadata['inputs'])} inputs, x has {len(xs)}")
@@ -387,18 +387,14 @@ def check_export(
 
 def _check_header(
     path: str | PathLike[str],
-    model: Any,
     xs: tuple[np.ndarray, ...],
     expected: list[np.ndarray],
-    favoured: np.ndarray | None,
     tolerance: float,
 ) -> float:
     if len(xs) > 1:
         raise ShapeError(f"{path} takes one input, x has {len(xs)}")
-    classes = _exported_parts(model).estimator.fitted_parts_.codec.classes
-    names = ["y"] if classes is None else ["label", "probabilities"]
-    outputs = run_header(path, xs[0], classes)
-    return _compare_outputs(path, names, outputs, expected, favoured, tolerance)
+    name = "y" if len(expected) == 1 else "probabilities"
+    return _compare(path, name, run_header(path, xs[0]), expected[-1], tolerance)
 
 
 def _arrays_to_try(x: object) -> tuple[np.ndarray, ...]:

@@ -11,26 +11,24 @@ import h5py
 import numpy as np
 
 from fluxutils_py.data.arrays import Names
-from fluxutils_py.data.hdf5.datasets import (
-    check_sources,
-    fnt_axes,
-    read_axes,
-    read_names,
-    warn_of_packing,
-    write_names,
-)
 from fluxutils_py.data.hdf5.h5lazy import H5Lazy
 from fluxutils_py.data.hdf5.mapping import h5mmap
 from fluxutils_py.data.hdf5.opening import (
     PathLike,
     Shape,
     check_path,
+    check_sources,
     describe,
+    fnt_axes,
     get_object,
     holds_numbers,
     numpy_dtype,
     open_file,
+    read_axes,
+    read_names,
+    warn_of_packing,
     wrap_h5_errors,
+    write_names,
 )
 from fluxutils_py.data.hdf5.writing import allocate, copy_into, new_file
 from fluxutils_py.errors import H5DataError

@@ -11,7 +11,6 @@ from typing import Any
 import h5py
 import numpy as np
 
-from fluxutils_py.data.hdf5.datasets import fnt_axes, read_axes, read_names, warn_of_packing
 from fluxutils_py.data.hdf5.h5lazy import H5Lazy
 from fluxutils_py.data.hdf5.h5map import H5Map
 from fluxutils_py.data.hdf5.opening import (
@@ -20,12 +19,16 @@ from fluxutils_py.data.hdf5.opening import (
     check_path,
     describe,
     find_dataset,
+    fnt_axes,
     get_object,
     holds_numbers,
     identity_of,
     numpy_dtype,
     open_file,
+    read_axes,
+    read_names,
     unmappable_reason,
+    warn_of_packing,
     wrap_h5_errors,
 )
 from fluxutils_py.errors import H5DataError
