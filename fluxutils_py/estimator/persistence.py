@@ -95,7 +95,7 @@ def estimator_content(est: BaseEstimator) -> dict[str, Any]:
         "spec": serialize_spec(arguments.get("spec")),
         "settings": {k: v for k, v in arguments.items() if k not in NO_SETTINGS and _is_plain(v)},
         "code": {k: full_name(arguments[k]) for k in CODE if callable(arguments.get(k))},
-        "keywords": {name: _keywords_of(arguments.get(name)) for name in WITH_KEYWORDS},
+        "keywords": _all_keywords(arguments),
         "parameters": {k: v.detach() for k, v in est.model_.state_dict().items()},
         "dtype": str(next(est.model_.parameters()).dtype).removeprefix("torch."),
         "optimizer": None if optimizer is None else serialize_optimizer(optimizer, est.model_),
@@ -347,6 +347,10 @@ class StoredCode:
             )
         missing = {k: v for k, v in self.keywords.items() if k not in keywords}
         return partial(given, **missing) if missing else given
+
+
+def _all_keywords(arguments: Mapping[str, object]) -> dict[str, Any]:
+    return {name: _keywords_of(arguments.get(name)) for name in WITH_KEYWORDS}
 
 
 def _keywords_of(value: object) -> dict[str, Any] | None:

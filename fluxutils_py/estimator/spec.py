@@ -260,7 +260,7 @@ def read_spec(spec: Any) -> Spec:
 def _from_fields(fields: dict[str, Any]) -> Spec:
     """Make a spec of fields by name; fields may be missing or unknown, but not misspelt."""
     known = {name: fields[name] for name in NAMES if name in fields}
-    missing = [name for name in NAMES if name not in known]
+    missing = sorted(set(NAMES) - known.keys())
     for field in (name for name in fields if name not in known):
         # an object may hold all settings of a program, None where they do not apply
         place = _place(field)
