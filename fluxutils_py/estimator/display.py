@@ -75,7 +75,13 @@ class LossCurveDisplay:
         TypeError
             If the estimator has no loss curve.
         """
-        fitted = _estimator_with_curve(estimator)
+        fitted = unwrap(estimator).estimator
+        check_is_fitted(fitted)
+        if not hasattr(fitted, "loss_curve_"):
+            raise TypeError(
+                "LossCurveDisplay needs a fitted estimator with loss_curve_, or a pipeline or "
+                f"search that ends in one; {type(fitted).__name__} has none"
+            )
         training, validation = _loss_curves(fitted)
         display = cls(
             loss_curve=training,
@@ -125,20 +131,6 @@ def _draw_curve(ax: Any, curve: Sequence[float], style: dict[str, Any]) -> Any:
     epochs = range(1, len(curve) + 1)
     point = {"marker": "o"} if len(curve) == 1 else {}  # a line of one point cannot be seen
     return ax.plot(epochs, curve, **point | style)[0]
-
-
-def _estimator_with_curve(estimator: Any) -> Any:
-    """Return the fitted estimator with the loss curve: the last step of a pipeline, the best of a
-    search.
-    """
-    inner = unwrap(estimator).estimator
-    check_is_fitted(inner)
-    if not hasattr(inner, "loss_curve_"):
-        raise TypeError(
-            "LossCurveDisplay needs a fitted estimator with loss_curve_, or a pipeline or search "
-            f"that ends in one; {type(inner).__name__} has none"
-        )
-    return inner
 
 
 def _loss_curves(estimator: Any) -> tuple[list[float], list[float] | None]:
