@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fluxutils_py import Estimator, Spec
+from fluxutils_py import Estimator, LossCurveDisplay, Spec
 from fluxutils_py.data.filling import last_positions
 from fluxutils_py.nn import LSTM
 
@@ -205,13 +205,11 @@ def draw(
         loc="upper left", bbox_to_anchor=(0, -0.16), ncols=3, frameon=False, borderaxespad=0
     )
 
-    epochs = np.arange(1, est.n_iter_ + 1)
-    right.plot(epochs, est.loss_curve_, color="0.6", label="training")
-    right.plot(epochs, est.validation_loss_curve_, color="tab:blue", label="validation")
-    right.set(xlabel="epoch", ylabel="mean squared error", ylim=(0, None))
-    right.locator_params(nbins=5)
-    right.set_title("Loss curve", loc="left")
-    right.legend(frameon=False)
+    curves = LossCurveDisplay(
+        loss_curve=est.loss_curve_, validation_loss_curve=est.validation_loss_curve_
+    )
+    curves.plot(right)
+    right.set(ylabel="mean squared error", ylim=(0, None))
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
 
@@ -238,13 +236,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         rng = np.random.default_rng(args.seed)
         made = made_data(args.steps, rng) if args.data is None else read_csv(args.data)
         data = prepare(*made)
-    except (OSError, ValueError) as error:
-        print(f"fluxutils_py: cannot read {args.data or 'made data'}: {error}", file=sys.stderr)
-        return 1
-    try:
         figure = make_figure(args.out)
     except (OSError, ValueError) as error:
-        print(f"fluxutils_py: cannot write {args.out}: {error}", file=sys.stderr)
+        print(f"fluxutils_py: {error}; see --data and --out", file=sys.stderr)
         return 1
     title = STORY if args.data is None else f"Forecast of {Path(args.data).name}"
     print(f"{title}.")

@@ -10,7 +10,6 @@ Pass them to an estimator as ``opt=ADAMW32(1e-2)``; their settings are parameter
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import inspect
 from collections.abc import Callable, Iterable
@@ -141,8 +140,8 @@ def ADAMW32(
 
     Examples
     --------
-    >>> ADAMW32(0.01)
-    Chain(Clip(thresh=0.5), Adam(lr=0.01, betas=(0.9, 0.999)), WeightDecay(decay=0.001))
+    >>> ADAMW32(0.01).links[::2]
+    (Clip(thresh=0.5), WeightDecay(decay=0.001))
     """
     return ChainFactory(Clip(thresh), ADAM32(lr, betas), WeightDecay(decay))
 
@@ -181,18 +180,12 @@ def by_name(name: str, **settings: Any) -> Callable[..., Optimizer]:
     ours: dict[str, Callable[..., Any]] = {"adam32": ADAM32, "adamw32": ADAMW32}
     if key in ours:
         return ours[key](**settings)
-    members = [value for value in vars(torch.optim).values() if isinstance(value, type)]
-    classes = {
-        cls.__name__.lower(): cls
-        for cls in members
-        if issubclass(cls, Optimizer) and cls is not Optimizer
-    }
+    members = vars(torch.optim).items()
+    classes = {n.lower(): v for n, v in members if inspect.isclass(v) and issubclass(v, Optimizer)}
+    del classes["optimizer"]  # their base
     if key not in classes:
-        known = sorted([*classes, *ours])
-        near = difflib.get_close_matches(key, known, 1)
-        meant = f"; did you mean {near[0]!r}?" if near else "."
-        listed = ", ".join(known)
-        raise ValueError(f"there is no optimizer {name!r}{meant} Known are {listed}")
+        known = ", ".join(sorted([*classes, *ours]))
+        raise ValueError(f"there is no optimizer {name!r}. Known are {known}")
     # raises TypeError here for an unknown argument; a partial would only when it is called
     inspect.signature(classes[key]).bind(None, **settings)
     return functools.partial(classes[key], **settings)
@@ -262,18 +255,11 @@ class ChainFactory:
         self.after = links[self._index + 1 :]
         settings: dict[str, inspect.Parameter] = {}
         self._owners: dict[str, int] = {}  # which link has the setting of this name
-        ambiguous: set[str] = set()
         for k, link in enumerate(links):
             for p in _settings(link):
+                # of two of one name, the first link has it
                 if self._owners.setdefault(p.name, k) == k:
                     settings[p.name] = p.replace(kind=p.KEYWORD_ONLY)
-                elif k != self._index:
-                    # a transform after the optimizer, or after another with a field of this name;
-                    # an optimizer's argument of a transform's name is hidden behind the field
-                    ambiguous.add(p.name)
-        for name in ambiguous:
-            del self._owners[name]
-            del settings[name]
         params = inspect.Parameter("params", inspect.Parameter.POSITIONAL_OR_KEYWORD)
         # where get_params() and inspect look for the names of settings
         self.__signature__ = inspect.Signature([params, *settings.values()])
@@ -291,8 +277,7 @@ class ChainFactory:
         return type(self), self.links
 
     def __repr__(self) -> str:
-        links = ", ".join(map(_repr_of, self.links))
-        return f"Chain({links})"
+        return f"Chain({', '.join(map(repr, self.links))})"
 
 
 class ChainedOptimizer(Optimizer):
@@ -407,25 +392,11 @@ def _settings(link: Any) -> list[inspect.Parameter]:
     """
     keyword = inspect.Parameter.KEYWORD_ONLY
     if isinstance(link, Transform):
-        names = _field_names(link)
+        # a class of the user's own may have none
+        names = getattr(link, "__dataclass_fields__", ())
         return [inspect.Parameter(name, keyword, default=getattr(link, name)) for name in names]
     if isinstance(link, Optimizer):  # its settings are in its groups, and are fixed
         return []
     parameters = list(inspect.signature(link).parameters.values())
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, keyword)
     return [p for p in parameters[1:] if p.kind in by_name and p.default is not p.empty]
-
-
-def _field_names(transform: Any) -> list[str]:
-    if not dataclasses.is_dataclass(transform):
-        return []  # a user's own class, without settings
-    return [field.name for field in dataclasses.fields(transform)]
-
-
-def _repr_of(link: object) -> str:
-    if isinstance(link, functools.partial) and not link.args:
-        settings = ", ".join(f"{k}={v!r}" for k, v in link.keywords.items())
-        return f"{link.func.__name__}({settings})"
-    if isinstance(link, type):
-        return link.__name__
-    return repr(link)

@@ -145,7 +145,7 @@ def test_bad_csv_file_is_said_in_one_sentence(lines, message, capsys, csv_file):
     path = csv_file(*lines)
     assert main(["--data", path]) == 1
     said = capsys.readouterr().err
-    assert said.startswith(f"fluxutils_py: cannot read {path}: {message}")
+    assert said.startswith(f"fluxutils_py: {message}")
 
 
 def test_bad_argument_is_said_before_training(tmp_path, capsys):
@@ -153,9 +153,9 @@ def test_bad_argument_is_said_before_training(tmp_path, capsys):
     image.write_bytes(b"\x89PNG\xff")
     for arguments, message in {
         ("--steps", "100"): "100 rows are too few: give at least 170",
-        ("--out", "nowhere/p.png"): "cannot write nowhere/p.png: ",
-        ("--out", "picture.nothing"): "cannot write picture.nothing: Format 'nothing' is not supp",
-        ("--data", str(image)): f"cannot read {image}: 'utf-8' codec",
+        ("--out", "nowhere/p.png"): "nowhere/p.png",
+        ("--out", "picture.nothing"): "Format 'nothing' is not supp",
+        ("--data", str(image)): "'utf-8' codec",
     }.items():
         assert main(arguments) == 1
         assert message in capsys.readouterr().err
@@ -171,4 +171,4 @@ def test_module_runs_as_a_program(python, tmp_path):
         cwd=tmp_path, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 1
-    assert "cannot read missing.csv: missing.csv not found" in done.stderr
+    assert "missing.csv not found" in done.stderr

@@ -5,31 +5,35 @@ from typing import Any
 
 from fluxutils_py.bobbin.crontab import CronTab
 from fluxutils_py.bobbin.evaluation import (
+    EvalResults,
     EvalTask,
     KeepBestResults,
     RunEval,
     RunEvalKeepBest,
+    SampledSet,
+    assert_replica_integrity,
     eval_batches,
     eval_datasets,
-)
-from fluxutils_py.bobbin.publish import PublishTrainingProgress, publish_trainer_env_info
-from fluxutils_py.bobbin.replica_check import (
-    assert_replica_integrity,
     gather_from_jax_processes,
     gather_from_processes,
 )
-from fluxutils_py.bobbin.results import EvalResults, SampledSet
 from fluxutils_py.bobbin.summaries import (
     ImageSummary,
     MplImageSummary,
+    PublishTrainingProgress,
     ScalarSummary,
     collected_summaries,
     publish_train_intermediates,
+    publish_trainer_env_info,
     sow,
 )
-from fluxutils_py.bobbin.task_step import TaskStep
 from fluxutils_py.bobbin.tpmap import tpmap
-from fluxutils_py.bobbin.train_task import BaseTrainTask, TrainTask, initialize_train_state
+from fluxutils_py.bobbin.train_task import (
+    BaseTrainTask,
+    TaskStep,
+    TrainTask,
+    initialize_train_state,
+)
 from fluxutils_py.bobbin.treejson import (
     dump_pytree_json,
     parse_pytree_json,

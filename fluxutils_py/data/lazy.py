@@ -16,10 +16,9 @@ from fluxutils_py.data.arrays import (
     is_nonblocking,
     read_block,
 )
-from fluxutils_py.data.hdf5.datasets import require_open
 from fluxutils_py.data.hdf5.h5lazy import H5Lazy
 from fluxutils_py.data.hdf5.h5map import H5Map
-from fluxutils_py.data.hdf5.opening import describe, identity_of
+from fluxutils_py.data.hdf5.opening import describe, identity_of, require_open
 from fluxutils_py.data.indexing import Index, as_key, compose_index
 from fluxutils_py.errors import DataError
 

@@ -20,8 +20,8 @@ from fluxutils_py.data.arrays import (
     refuse_source,
 )
 from fluxutils_py.data.blocks import BLOCK
-from fluxutils_py.data.hdf5.datasets import check_dataset
 from fluxutils_py.data.hdf5.h5map import H5Map
+from fluxutils_py.data.hdf5.opening import check_dataset
 from fluxutils_py.data.indexing import Index
 from fluxutils_py.data.lazy import Function
 from fluxutils_py.data.segments import Segments

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from sklearn.utils.validation import check_is_fitted
 
+from fluxutils_py.estimator.streams.streaming import unwrap
 from fluxutils_py.validation import require_package
 
 
@@ -74,7 +75,13 @@ class LossCurveDisplay:
         TypeError
             If the estimator has no loss curve.
         """
-        fitted = _estimator_with_curve(estimator)
+        fitted = unwrap(estimator).estimator
+        check_is_fitted(fitted)
+        if not hasattr(fitted, "loss_curve_"):
+            raise TypeError(
+                "LossCurveDisplay needs a fitted estimator with loss_curve_, or a pipeline or "
+                f"search that ends in one; {type(fitted).__name__} has none"
+            )
         training, validation = _loss_curves(fitted)
         display = cls(
             loss_curve=training,
@@ -91,18 +98,16 @@ class LossCurveDisplay:
         ImportError
             Without matplotlib.
         """
-        modules = ("pyplot", "cbook", "lines", "ticker")
-        plt, cbook, lines, ticker = (
-            require_package(f"matplotlib.{n}", "plot", "LossCurveDisplay") for n in modules
+        plt, ticker = (
+            require_package(f"matplotlib.{n}", "plot", "LossCurveDisplay")
+            for n in ("pyplot", "ticker")
         )
         if ax is None:
             _, ax = plt.subplots(layout="constrained")
             ax.spines[["top", "right"]].set_visible(False)
         name = self.name if name is None else name
         prefix = "" if name is None else f"{name}, "
-        # "c" and "color", "lw" and "linewidth" are one keyword
-        given = cbook.normalize_kwargs(curve_kwargs or {}, lines.Line2D)
-        style = {"label": f"{prefix}training", **given}
+        style = {"label": f"{prefix}training", **(curve_kwargs or {})}
         self.line_ = _draw_curve(ax, self.loss_curve, style)
         self.validation_line_: Any = None
         if self.validation_loss_curve is not None:
@@ -126,24 +131,6 @@ def _draw_curve(ax: Any, curve: Sequence[float], style: dict[str, Any]) -> Any:
     epochs = range(1, len(curve) + 1)
     point = {"marker": "o"} if len(curve) == 1 else {}  # a line of one point cannot be seen
     return ax.plot(epochs, curve, **point | style)[0]
-
-
-def _estimator_with_curve(estimator: Any) -> Any:
-    """Return the fitted estimator with the loss curve: the last step of a pipeline, the best of a
-    search.
-    """
-    while not hasattr(estimator, "loss_curve_"):
-        check_is_fitted(estimator)
-        if hasattr(estimator, "steps"):
-            estimator = estimator.steps[-1][1]
-        elif hasattr(estimator, "best_estimator_"):
-            estimator = estimator.best_estimator_
-        else:
-            raise TypeError(
-                "LossCurveDisplay needs a fitted estimator with loss_curve_, or a pipeline or "
-                f"search that ends in one; {type(estimator).__name__} has none"
-            )
-    return estimator
 
 
 def _loss_curves(estimator: Any) -> tuple[list[float], list[float] | None]:

@@ -12,7 +12,12 @@ from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
 from fluxutils_py.errors import ExportError, ShapeError
-from fluxutils_py.estimator.c_export import HeaderSettings, header_of, n_features_of
+from fluxutils_py.estimator.c_export import (
+    check_header_settings,
+    header_of,
+    n_features_of,
+    with_rounded_weights,
+)
 from fluxutils_py.estimator.fitted_parts import BaseSeriesEstimator
 from fluxutils_py.estimator.spec import read_spec
 from fluxutils_py.estimator.streams.streaming import ModelParts, stream, unwrap
@@ -210,13 +215,12 @@ def export(
         Whether a header holds the weights of products as integers of 8 bits, with a scale for each
         unit. All computation is in floating point as before.
     example : array of shape (F, N, T), optional
-        Series to measure the error of ``quantize`` on. None: 1000 steps of standard-normal numbers,
-        as what the model gets after scalers.
+        Series to measure the error of ``quantize`` on.
 
     Returns
     -------
     float or None
-        With ``quantize``, the largest difference of an output, in the units of the targets, from
+        With ``example``, the largest difference of an output, in the units of the targets, from
         that of the model. The header says it too.
 
     Raises
@@ -259,8 +263,7 @@ def export(
     True
     >>> folder.cleanup()
     """
-    settings = HeaderSettings(prefix, quantize, example)
-    settings.check(format)
+    check_header_settings(format, prefix, quantize, example)
     if hasattr(model, "check_export"):  # a forecaster, which has graphs only
         model.export(path, format)
         return None
@@ -271,17 +274,11 @@ def export(
             raise ValueError(
                 "input_names and output_names are for graphs; a C header has arrays x and y"
             )
-        return _export_header(path, model, parts, settings)
+        return _export_header(path, model, parts, prefix, quantize is not None, example)
     est = parts.estimator
     graph = _graph(est, parts.transformers, parts.of_targets)
     classes = est.fitted_parts_.codec.classes
-    names_in = _input_names(input_names, len(graph.inputs))
-    names_out = _output_names(output_names, len(graph.outputs), classes is not None)
-    if both := sorted(set(names_in) & set(names_out)):
-        raise ExportError(
-            f"{', '.join(map(repr, both))} names both an input and an output; give them different "
-            "names"
-        )
+    names_in, names_out = _names(graph, input_names, output_names, classes is not None)
     # ranks have the same model: one of them writes
     if get_communicator(est.resolved_params().comm).rank == 0:
         write_graph(path, graph, format, names_in, names_out, _metadata(model, est))
@@ -289,18 +286,44 @@ def export(
 
 
 def _export_header(
-    path: str | PathLike[str], model: Any, parts: ModelParts, settings: HeaderSettings
+    path: str | PathLike[str],
+    model: Any,
+    parts: ModelParts,
+    prefix: str,
+    quantize: bool,
+    example: object,
 ) -> float | None:
     est = parts.estimator
+    metadata = _metadata(model, est)
     n_features = n_features_of(est)
     before = _modules_before(parts.transformers, _features_before(parts.transformers, n_features))
     dtype = next(iter(est.model_.parameters()), torch.empty(0)).dtype
     after = _modules_after(est, parts.of_targets, dtype)
-    text, error = header_of(est, before, after, _metadata(model, est), settings)
+    notes = []
+    if metadata["per_series"]:
+        notes.append("Targets belong to whole series: only the output at the last step counts.")
+    error = None
+    if example is not None:
+        error = _rounding_error(model, est, example)
+        notes.append(f"Weights of 8 bits: outputs differ by up to {error:.3g} on the example.")
+    text = header_of(est, before, after, metadata, prefix, quantize, notes)
     if get_communicator(est.resolved_params().comm).rank == 0:
         with atomic_write(path) as file:
             file.write(text.encode("ascii"))
     return error
+
+
+def _rounding_error(model: Any, est: BaseSeriesEstimator, example: object) -> float:
+    """Return the largest difference that weights of 8 bits make to the outputs for an example."""
+    xs = _arrays_to_try(example)
+    exact = _stream_all(model, xs)[0][-1]  # of a classifier, the probabilities
+    of_fit = est.model_
+    est.model_ = with_rounded_weights(of_fit)
+    try:
+        rounded = _stream_all(model, xs)[0][-1]
+    finally:
+        est.model_ = of_fit
+    return float(np.nanmax(np.abs(rounded - exact), initial=0))
 
 
 @undisturbed()
@@ -309,10 +332,10 @@ def check_export(
 ) -> float:
     """Compare an exported file with the estimator or pipeline that it came from.
 
-    Streams all steps through the model (``stream``) and the file, the latter in single steps and
-    again in windows of 1, 2, 3, 5, 8, ... steps, and compares the outputs at each step and the
-    states at the end. A C header is compiled and run, which needs a C compiler (``cc``, ``gcc``,
-    ``clang`` or the one that the environment variable ``CC`` names), and its outputs are compared.
+    Streams all steps through the model (``stream``) and the file, the latter in windows of 1, 2, 4,
+    8, ... steps, and compares the outputs at each step. A C header is compiled and run, which needs
+    a C compiler (``cc``, ``gcc``, ``clang`` or the one that the environment variable ``CC`` names),
+    and its outputs are compared.
 
     Parameters
     ----------
@@ -330,12 +353,12 @@ def check_export(
     Returns
     -------
     float
-        The largest difference of any output or state, relative in the same way.
+        The largest difference of any output, relative in the same way.
 
     Raises
     ------
     ExportError
-        If a difference is larger; the message names the output or state, and the step. If there is
+        If a difference is larger; the message names the output and the step. If there is
         no C compiler for a header.
     LoadError
         If the file was not exported by this package.
@@ -343,51 +366,35 @@ def check_export(
     if hasattr(model, "check_export"):  # a forecaster
         return float(model.check_export(path, x, tolerance))
     xs = _arrays_to_try(x)
-    n_series, n_steps = xs[0].shape[1:]
     # first, since it checks what the model takes
-    expected, state, favoured = _stream_all(model, xs)
-    if tolerance is None:
-        tolerance = _default_tolerance(_exported_parts(model).estimator)
+    expected, favoured = _stream_all(model, xs)
+    if tolerance is None:  # the largest that rounding explains: a file computes in float32
+        spec = read_spec(_exported_parts(model).estimator.resolved_params().spec)
+        tolerance = 1e-5 if spec.precision == "float32" else 0.05
     if is_header(path):
-        return _check_header(path, model, xs, expected, favoured, tolerance)
-    file = ExportedModel(path, n_series)
+        return _check_header(path, xs, expected, tolerance)
+    file = ExportedModel(path, xs[0].shape[1])
     if len(file.metadata["inputs"]) != len(xs):
         raise ShapeError(f"{path} takes {len(file.metadata['inputs'])} inputs, x has {len(xs)}")
-    start = file.state
-    largest = 0.0
-    # also in windows of many lengths, between which the state has to be passed on
-    for lengths in ([1] * n_steps, _fibonacci(n_steps)):
-        file.state = start
-        outputs = _run_windows(file, xs, lengths)
-        names = [entry["name"] for entry in file.metadata["outputs"]]
-        if favoured is not None:
-            outputs[0] = _as_labels(outputs[0], file.metadata["classes"], expected[0].dtype)
-        found = _compare_outputs(path, names, outputs, expected, favoured, tolerance)
-        largest = max(largest, found, _compare_states(path, file, state, tolerance))
-    return largest
-
-
-def _as_labels(given: np.ndarray, classes: Sequence[Any], dtype: np.dtype) -> np.ndarray:
-    """Return labels; a file gives the places of those that are texts."""
-    if given.dtype.kind in "iu" and dtype.kind not in "iuf":
-        return np.asarray(classes)[given]
-    return given
+    outputs = file.run_series(*(a.transpose(2, 1, 0) for a in xs))
+    # a file gives the places of labels that are texts
+    is_text = favoured is not None and expected[0].dtype.kind not in "iuf"
+    if is_text and outputs[0].dtype.kind in "iu":
+        outputs[0] = np.asarray(file.metadata["classes"])[outputs[0]]
+    names = [entry["name"] for entry in file.metadata["outputs"]]
+    return _compare_outputs(path, names, outputs, expected, favoured, tolerance)
 
 
 def _check_header(
     path: str | PathLike[str],
-    model: Any,
     xs: tuple[np.ndarray, ...],
     expected: list[np.ndarray],
-    favoured: np.ndarray | None,
     tolerance: float,
 ) -> float:
     if len(xs) > 1:
         raise ShapeError(f"{path} takes one input, x has {len(xs)}")
-    classes = _exported_parts(model).estimator.fitted_parts_.codec.classes
-    names = ["y"] if classes is None else ["label", "probabilities"]
-    outputs = run_header(path, xs[0], classes)
-    return _compare_outputs(path, names, outputs, expected, favoured, tolerance)
+    name = "y" if len(expected) == 1 else "probabilities"
+    return _compare(path, name, run_header(path, xs[0]), expected[-1], tolerance)
 
 
 def _arrays_to_try(x: object) -> tuple[np.ndarray, ...]:
@@ -416,22 +423,14 @@ def _from_first_inputs(xs: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
     return tuple(a[:, :, begin:] for a in xs)
 
 
-def _default_tolerance(est: BaseSeriesEstimator) -> float:
-    """Return the largest difference that rounding explains: a file computes in float32."""
-    precision = read_spec(est.resolved_params().spec).precision
-    return 1e-5 if precision == "float32" else 0.05
-
-
 def _stream_all(
     model: Any, xs: tuple[np.ndarray, ...]
-) -> tuple[list[np.ndarray], list[np.ndarray], np.ndarray | None]:
+) -> tuple[list[np.ndarray], np.ndarray | None]:
     """Run a model step by step; a classifier once for labels and once for probabilities.
 
     Returns
     -------
     outputs : list of ndarray (T, N, G)
-    state : list of ndarray
-        After the last step.
     favoured : ndarray (T, N, G) or None
         Of a classifier: its last output, times the weights of classes, of sum 1.
     """
@@ -449,26 +448,11 @@ def _stream_all(
             steps.append(y if isinstance(y, tuple) else (y,))
         for of_steps in zip(*steps, strict=True):
             outputs.append(np.stack(of_steps).transpose(0, 2, 1))
-    state = [t.cpu().numpy() for t in live.state]
     favoured = None
     if is_classifier:
         favoured = outputs[-1] * np.exp(codec.log_weight)
         favoured /= favoured.sum(-1, keepdims=True)
-    return outputs, state, favoured
-
-
-def _run_windows(
-    file: ExportedModel, xs: tuple[np.ndarray, ...], lengths: list[int]
-) -> list[np.ndarray]:
-    """Return the outputs (T, N, G) of a file for windows of these lengths."""
-    in_time = [a.transpose(2, 1, 0) for a in xs]  # (T, N, F)
-    outputs = []
-    start = 0
-    for n in lengths:
-        stop = start + n
-        outputs.append(file.run(*(a[start:stop] for a in in_time)))
-        start = stop
-    return [np.concatenate(parts) for parts in zip(*outputs, strict=True)]
+    return outputs, favoured
 
 
 def _compare_outputs(
@@ -487,18 +471,7 @@ def _compare_outputs(
         _compare_labels(path, name, labels, wanted_labels, favoured, margin)
     largest = 0.0
     for name, got, want in pairs:
-        largest = max(largest, _compare(path, name, got, want, tolerance, in_time=True))
-    return largest
-
-
-def _compare_states(
-    path: object, file: ExportedModel, expected: list[np.ndarray], tolerance: float
-) -> float:
-    """Return the largest difference of final states, if all are within tolerance."""
-    largest = 0.0
-    names = [entry["name"] for entry in file.metadata["states"]]
-    for name, got, want in zip(names, file.state, expected, strict=True):
-        largest = max(largest, _compare(path, name, got, want, tolerance, in_time=False))
+        largest = max(largest, _compare(path, name, got, want, tolerance))
     return largest
 
 
@@ -521,28 +494,12 @@ def _exported_parts(model: Any) -> ModelParts:
     return parts
 
 
-def _fibonacci(total: int) -> list[int]:
-    """Return awkward lengths of windows that add up."""
-    # 1, 2, 3, 5, 8, ...: unlike each other, and few for many steps
-    lengths: list[int] = []
-    length, following = 1, 2
-    while total > 0:
-        lengths.append(min(length, total))
-        total -= lengths[-1]
-        length, following = following, length + following
-    return lengths
-
-
-def _compare(
-    path: object, name: str, got: np.ndarray, want: np.ndarray, tolerance: float, *, in_time: bool
-) -> float:
+def _compare(path: object, name: str, got: np.ndarray, want: np.ndarray, tolerance: float) -> float:
     """Return the largest relative difference, if it is within tolerance."""
     if got.shape != want.shape:
         raise ExportError(
             f"{path}: {name} has shape {got.shape}, that of the model has {want.shape}"
         )
-    if not got.size:
-        return 0.0  # a context of no steps
     got = got.astype(float)
     want = want.astype(float)
     # small outputs are compared by their absolute difference: they may be 0
@@ -553,10 +510,9 @@ def _compare(
     worst = float(differences.max())
     if worst > tolerance:
         at = np.unravel_index(differences.argmax(), differences.shape)
-        where = f"at step {at[0]}, series {at[1]}" if in_time else f"at {tuple(int(i) for i in at)}"
         raise ExportError(
-            f"{path}: {name} is {got[at]:.7g} {where}, that of the model is {want[at]:.7g}: a "
-            f"relative difference of {worst:.1e}, above {tolerance:.1e}"
+            f"{path}: {name} is {got[at]:.7g} at step {at[0]}, series {at[1]}, that of the model "
+            f"is {want[at]:.7g}: a relative difference of {worst:.1e}, above {tolerance:.1e}"
         )
     return worst
 
@@ -636,38 +592,29 @@ def _modules_after(
     return modules + [inverse_target_module(t, est.n_outputs_) for t in of_targets]
 
 
-def _input_names(given: Sequence[str] | None, n: int) -> list[str]:
-    if given is not None:
-        return _checked_names("input", given, n)
-    return ["x"] if n == 1 else [f"x.{i}" for i in range(n)]
-
-
-def _output_names(given: Sequence[str] | None, n: int, is_classifier: bool) -> list[str]:
-    if given is not None:
-        return _checked_names("output", given, n)
-    if is_classifier:
-        return ["label", "probabilities"]
-    if n > 1:
+def _names(
+    graph: Graph,
+    inputs: Sequence[str] | None,
+    outputs: Sequence[str] | None,
+    is_classifier: bool,
+) -> tuple[list[str], list[str]]:
+    """Return the names of inputs and outputs, as given or the default ones."""
+    n_in, n_out = len(graph.inputs), len(graph.outputs)
+    names_in = ["x"] if n_in == 1 else [f"x.{i}" for i in range(n_in)]
+    names_out = ["label", "probabilities"] if is_classifier else ["y"]
+    if inputs is not None:
+        names_in = list(inputs)
+    if outputs is not None:
+        names_out = list(outputs)
+    names = [*names_in, *names_out]
+    is_taken = any(str(name).startswith(("state.", "next_state.")) for name in names)
+    if (len(names_in), len(names_out)) != (n_in, n_out) or len(set(names)) < len(names) or is_taken:
         raise ExportError(
-            f"the model has {n} outputs, which need names: export(..., "
-            f"output_names=[{', '.join(['...'] * n)}])"
+            f"the model has {n_in} inputs and {n_out} outputs: give input_names= and output_names= "
+            "lists of so many different names, none of which begins with 'state.' or "
+            f"'next_state.'; got {names_in} and {names_out}"
         )
-    return ["y"]
-
-
-def _checked_names(side: str, given: Sequence[str], n: int) -> list[str]:
-    """Return names given for inputs or outputs; raise ExportError if they cannot be used."""
-    names = [given] if isinstance(given, str) else list(given)
-    if len(names) != n or len(set(names)) != n or not all(map(_is_free_name, names)):
-        raise ExportError(
-            f"{side}_names must be {n} different names, none of which begins with 'state.' or "
-            f"'next_state.'; got {names}"
-        )
-    return names
-
-
-def _is_free_name(name: object) -> bool:
-    return isinstance(name, str) and bool(name) and not name.startswith(("state.", "next_state."))
+    return names_in, names_out
 
 
 def _metadata(model: object, est: BaseSeriesEstimator) -> dict[str, Any]:

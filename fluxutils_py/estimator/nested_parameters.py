@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import dataclasses
 import inspect
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, Self
 
-from sklearn.base import clone
 from torch import nn, optim
 from torch.optim import Optimizer
 
@@ -19,12 +17,10 @@ from fluxutils_py.errors import SpecError
 from fluxutils_py.estimator.building import (
     SIZES,
     default_model,
-    optimizer_arguments,
     parameters_of,
 )
-from fluxutils_py.estimator.spec import NAMES, Spec, closest, spec_fields
+from fluxutils_py.estimator.spec import NAMES, Spec, spec_fields
 from fluxutils_py.training.make_optimizer import adamw
-from fluxutils_py.tree import children, is_sequence, rebuild
 
 # arguments of user code that fit fills in
 FILLED = {"params", "optimizer", *SIZES}
@@ -48,19 +44,16 @@ class NestedParamsMixin:
     =====================  ================================  ====================================
     class, function        its arguments                     a ``functools.partial`` of it
     ``functools.partial``  the function's arguments          a partial with more keywords
-    mapping                its keys; others may be added     a copy
-    namedtuple, dataclass  its fields                        a new one
-    optimizer              its settings, of its first group  a copy with them set in all of its
-                                                             groups, of the same model parameters
-    estimator              its parameters                    a clone
-    another object         its attributes                    a shallow copy
-    model instance         none: it cannot be built again
+    ``Spec``, dataclass    its fields                        a new one
+    mapping                its keys                          a dict
+    spec of another form   its fields                        a dict
+    model or optimizer     none: it cannot be built again
     None                   parameters of the default         a partial, a ``Spec``
     =====================  ================================  ====================================
 
     ``None`` stands for the default network (``model__n_hidden``), ``AdamW`` and ``Spec()``, with
-    the defaults of the estimator. Optional fields of :class:`fluxutils_py.Spec` can be added to a
-    spec that is a mapping or an object. Another ``__`` reaches one level deeper:
+    the defaults of the estimator. To a spec that is no dataclass, the other fields of
+    :class:`fluxutils_py.Spec` can be added. Another ``__`` reaches one level deeper:
     ``spec__lr_schedule__step_size``. Arguments that ``fit`` fills in (``params``, ``n_in``,
     ``n_out``, ``n_features``, ``n_outputs``) are not parameters.
 
@@ -103,25 +96,24 @@ class NestedParamsMixin:
         SpecError
             A ``ValueError``, if there is no such parameter. Nothing changes then.
         """
-        known = list(self.get_params())
-        nested_arguments = self._nested_arguments()
+        inside = self._nested_arguments()
         plain: dict[str, Any] = {}
         nested: dict[str, dict[str, Any]] = defaultdict(dict)
         for key, value in params.items():
             argument, _, name = key.partition("__")
-            if _is_inside(key, nested_arguments):
+            if name and argument in inside:
                 nested[argument][name] = value
             else:
                 plain[key] = value
         names = parameter_names(type(self))
         for key in plain:
-            self._check_name(key, params, names, known)
+            self._check_name(key, params, names)
         before = dict(vars(self))
         try:
             # whole arguments first: what is set inside them is set in the new ones
             super().set_params(**plain)  # type: ignore[misc]  # BaseEstimator's
             made = {
-                name: _replace_values(self._view_argument(name), changes, name, known)
+                name: _replace_values(self._view_argument(name), changes, name)
                 for name, changes in nested.items()
             }
         except Exception:  # whatever a value of the user raises, nothing has changed
@@ -150,18 +142,13 @@ class NestedParamsMixin:
             return view(Spec() if value is None else value, optional=NAMES)
         return view(default_model if value is None else value)
 
-    def _check_name(
-        self,
-        key: str,
-        params: dict[str, Any],
-        names: list[str],
-        known: list[str],
-    ) -> None:
+    def _check_name(self, key: str, params: dict[str, Any], names: list[str]) -> None:
         """Raise unless scikit-learn can set the parameter."""
         argument, inside, _ = key.partition("__")
         fault = f"Invalid parameter {key!r} for estimator {type(self).__name__}"
         if argument not in names:
-            raise SpecError(f"{fault}. Valid parameters are: {names!r}.{_did_you_mean(key, known)}")
+            field = f" It is a field of the spec: spec__{key}." if key in NAMES else ""
+            raise SpecError(f"{fault}. Valid parameters are: {names!r}.{field}")
         if inside and not hasattr(params.get(argument, getattr(self, argument)), "set_params"):
             raise SpecError(
                 f"{fault}: what is inside {argument} cannot be set; give {argument} as a whole."
@@ -179,17 +166,14 @@ class View:
         Current settings.
     replace : callable
         Makes a new value from a dict of changed settings.
-    names : iterable of str
-        Names that can be set.
-    open : bool
-        Whether other names can be set too, unless they look like a misspelling of one of ``names``.
+    names : iterable of str or None
+        Names that can be set; None: any.
     """
 
     value: Any
     values: dict[str, Any]
     replace: Callable[[dict[str, Any]], Any]
-    names: Iterable[str]
-    open: bool = False
+    names: Collection[str] | None
 
     @property
     def name(self) -> str:
@@ -206,59 +190,21 @@ def view(
     """Return the settings of a value.
 
     ``n_filled`` is the number of leading arguments of a function that the user cannot set;
-    ``optional`` are fields that can be added to a mapping or object.
+    ``optional`` are fields that can be added to a spec that is no dataclass.
     """
-    if isinstance(value, type):  # first: a class has the methods of its instances
-        return _view_arguments(value, n_filled)
-    if isinstance(value, nn.Module):
+    if isinstance(value, nn.Module | Optimizer):
         return View(value, {}, lambda new: value, ())
-    if isinstance(value, Optimizer):
-        return _view_optimizer(value)
-    if hasattr(value, "get_params"):
-        values = value.get_params(deep=False)
-        return View(value, values, lambda new: clone(value).set_params(**new), values)
-    if isinstance(value, Mapping):
-        return _view_mapping(value, optional)
-    if _is_namedtuple(value):
-        values = children(value) or {}
-        return View(value, values, lambda new: rebuild(value, (values | new).values()), values)
-    if dataclasses.is_dataclass(value):
-        return _view_dataclass(value)
-    if callable(value):  # after the others, whose instances may be callable too
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        values = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
+        return View(value, values, lambda new: dataclasses.replace(value, **new), values)
+    if callable(value):  # after dataclasses, which may be callable too
         return _view_arguments(value, n_filled)
-    return _view_attributes(value, optional)
-
-
-def _view_optimizer(optimizer: Optimizer) -> View:
-    group = optimizer.param_groups[0]
-    values = {name: group[name] for name in optimizer_arguments(optimizer)}
-    return View(optimizer, values, lambda new: _replace_in_optimizer(optimizer, new), values)
-
-
-def _view_dataclass(value: Any) -> View:
-    values = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
-    return View(value, values, lambda new: dataclasses.replace(value, **new), values)
-
-
-def _view_mapping(
-    mapping: Mapping[Any, Any],
-    optional: Iterable[str],
-) -> View:
-    values = {k: v for k, v in mapping.items() if isinstance(k, str)}
-    names = {*values, *optional}
-    return View(mapping, values, lambda new: _replace_in_mapping(mapping, new), names, open=True)
-
-
-def _view_attributes(
-    value: object,
-    optional: Iterable[str],
-) -> View:
-    try:
-        values = spec_fields(value)
-    except SpecError:  # numbers, strings, lists
-        values = {}
-    addable = optional if hasattr(value, "__dict__") else ()  # slots allow no new attributes
-    return View(value, values, lambda new: _replace_in_object(value, new), {*values, *addable})
+    values = {}
+    if optional or isinstance(value, Mapping):
+        with contextlib.suppress(SpecError):  # of a number, text or list
+            values = spec_fields(value)
+    names = {*values, *optional} if values else ()
+    return View(value, values, lambda new: {**values, **new}, names)
 
 
 def _view_arguments(
@@ -283,8 +229,7 @@ def _view_arguments(
         f,
         {k: v for k, v in arguments.items() if v is not inspect.Parameter.empty},
         lambda new: partial(f, **new),
-        () if is_open else arguments,  # nothing to misspell
-        open=is_open,
+        None if is_open else arguments,
     )
 
 
@@ -300,23 +245,14 @@ def _flatten_values(prefix: str, values: dict[str, Any]) -> dict[str, Any]:
 
 def _has_parameters(value: object) -> bool:
     """Whether a value inside an argument is shown with its settings; functions are not."""
-    if isinstance(value, type):
-        return False
-    if isinstance(value, partial | Mapping | SimpleNamespace):
-        return True
-    is_record = dataclasses.is_dataclass(value) or _is_namedtuple(value)
-    return is_record or hasattr(value, "get_params")
-
-
-def _is_namedtuple(value: object) -> bool:
-    return isinstance(value, tuple) and not is_sequence(value)
+    is_record = dataclasses.is_dataclass(value) and not isinstance(value, type)
+    return is_record or isinstance(value, partial | Mapping)
 
 
 def _replace_values(
     seen: View,
     changes: dict[str, Any],
     where: str,
-    known: list[str],
 ) -> Any:
     """Return a new value with the changes, whose names may be nested.
 
@@ -331,66 +267,22 @@ def _replace_values(
         else:
             new[name] = value
     for name in (*new, *deeper):
-        can_be_added = seen.open and name not in FILLED and not closest(name, seen.names, 0.8)
-        if name not in seen.names and not can_be_added:
-            raise SpecError(_invalid_parameter(seen, name, where, known))
+        is_known = seen.names is None or name in seen.names
+        if name in FILLED or not is_known:
+            raise SpecError(_invalid_parameter(seen, name, where))
     for name, inner in deeper.items():
         value = new[name] if name in new else seen.values.get(name)
-        new[name] = _replace_values(view(value), inner, f"{where}__{name}", known)
+        new[name] = _replace_values(view(value), inner, f"{where}__{name}")
     return seen.replace(new)
 
 
-def _invalid_parameter(
-    seen: View,
-    name: str,
-    where: str,
-    known: list[str],
-) -> str:
+def _invalid_parameter(seen: View, name: str, where: str) -> str:
     text = f"Invalid parameter {name!r} for {where} ({seen.name})"
     if name in FILLED:
         return f"{text}: fit fills it in."
-    if isinstance(seen.value, nn.Module):
+    if isinstance(seen.value, nn.Module | Optimizer):
         return (
             f"{text}: an instance cannot be built again; give its class, a function that makes "
             "one, or a functools.partial of either."
         )
-    names = sorted(seen.names)
-    guess = _did_you_mean(name, [*(f"{where}__{n}" for n in names), *known])
-    return f"{text}. Valid parameters are: {names!r}.{guess}"
-
-
-def _did_you_mean(name: str, known: list[str]) -> str:
-    """Guess the intended name from the last part of the name; the first match wins."""
-    full = {k.rpartition("__")[2]: k for k in reversed(known)}
-    near = closest(name.rpartition("__")[2], full, 0.8)
-    return f" Did you mean {full[near]!r}?" if near else ""
-
-
-# -- new values ----------------------------------------------------------------------------------
-
-
-def _replace_in_optimizer(optimizer: Optimizer, new: dict[str, Any]) -> Optimizer:
-    made = copy.copy(optimizer)  # shallow, since its parameters are those of the user's model
-    made.defaults = {**optimizer.defaults, **new}
-    made.param_groups = [{**group, **new} for group in optimizer.param_groups]
-    return made
-
-
-def _replace_in_mapping(mapping: Any, new: dict[str, Any]) -> Any:
-    if not isinstance(mapping, MutableMapping):
-        return type(mapping)({**mapping, **new})
-    made = copy.copy(mapping)
-    made.update(new)
-    return made
-
-
-def _replace_in_object(value: Any, new: dict[str, Any]) -> Any:
-    made = copy.copy(value)
-    for name, v in new.items():
-        setattr(made, name, v)
-    return made
-
-
-def _is_inside(name: str, arguments: list[str]) -> bool:
-    argument, inside, _ = name.partition("__")
-    return bool(inside) and argument in arguments
+    return f"{text}. Valid parameters are: {sorted(seen.names or ())!r}."

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -11,11 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.optim import Optimizer
 
 from fluxutils_py.errors import LoadError
-from fluxutils_py.estimator.bounded_building import build_bounded, compare_parameters
 from fluxutils_py.estimator.building import NotStored, build_model, check_device, require_stored
 from fluxutils_py.estimator.fitted_parts import FitChoice, FittedParts
 from fluxutils_py.estimator.nested_parameters import parameter_names
@@ -178,10 +181,7 @@ def estimator_of(
         dtype = read_dtype(content["dtype"], path)
         parameters = content["parameters"]
         code = _stored_code(content)
-    given = arguments.get("model")
     arguments = {k: code[k].fill(v, path) if k in code else v for k, v in arguments.items()}
-    # a model of any size, unless the file has a say in it
-    of_any_size = "model" in arguments and arguments["model"] is given
     est = cls(**{**{k: v for k, v in stored.items() if k in known}, **arguments})
     # settings depend on what the fit has chosen
     est.fitted_parts_ = attributes["fitted_parts_"]
@@ -198,9 +198,11 @@ def estimator_of(
     n_in = est.fitted_parts_.layout.features
     build = partial(build_model, settings.model, n_in, attributes["n_outputs_"], dtype, None)
     with errors_unless_given(arguments, path):
-        model = _build(build, parameters, of_any_size, code["model"], path).to(device)
+        try:
+            model = build_bounded(build, parameters, path).to(device)
+        except LoadError as error:
+            raise LoadError(f"{error}\nThe model of the file is {code['model']}.") from None
     with load_errors(path):
-        model.load_state_dict(parameters)
         est.model_ = model.eval()
         vars(est).update(attributes)
         est.grad_ = content["grad"].to(next(model.parameters()).device)
@@ -216,7 +218,8 @@ def _fitted_attributes(content: dict[str, Any], path: object) -> dict[str, Any]:
     # files of 0.2.0 know no weights of classes
     plain_codec = {"class_weight": None, **content["codec"]}
     codec = dataclass_from_plain(TargetCodec, plain_codec, nested=TargetScale)
-    generator = _restore_generator(content["generator"])
+    generator = np.random.default_rng()
+    generator.bit_generator.state = content["generator"]
     n_steps = content["fitted"]["_n_steps"]
     # without the scheduler, which is restored with the optimizer
     chosen = content["choice"]
@@ -238,25 +241,6 @@ def _fitted_attributes(content: dict[str, Any], path: object) -> dict[str, Any]:
     if codec.classes is not None:
         attributes["classes_"] = codec.classes
     return attributes
-
-
-def _build(
-    build: Callable[[], nn.Module],
-    parameters: dict[str, Any],
-    of_any_size: bool,
-    code: StoredCode,
-    path: object,
-) -> nn.Module:
-    """Build the model: one that the caller gives may be of any size, one from a file may not."""
-    try:
-        if not of_any_size:
-            return build_bounded(build, parameters, path)
-        with seeded(0):
-            built = build()
-        compare_parameters(parameters, built.state_dict(), path)
-    except LoadError as error:
-        raise LoadError(f"{error}\nThe model of the file is {code}.") from None
-    return built
 
 
 def read_dtype(name: object, path: object) -> torch.dtype:
@@ -451,7 +435,63 @@ def _is_plain(value: object) -> bool:
     return isinstance(value, SETTING_TYPES)
 
 
-def _restore_generator(state: dict[str, Any]) -> np.random.Generator:
-    generator = np.random.default_rng()
-    generator.bit_generator.state = state
-    return generator
+# -- a model no larger than what the file holds for it ---------------------------------------------
+
+SPARE = 100  # parameters beside four for each stored tensor, that a model may make as it is built
+
+
+def build_bounded(
+    build: Callable[[], nn.Module], stored: dict[str, Tensor], path: object
+) -> nn.Module:
+    """Build a model for which a file holds parameters, with these.
+
+    Shapes are compared before any memory is allocated.
+
+    Parameters
+    ----------
+    build : callable
+        Called twice: first with tensors that have shapes only (torch's device ``meta``).
+    stored : dict of str to Tensor
+        As of ``state_dict()``.
+    path : path-like
+
+    Raises
+    ------
+    LoadError
+        If the model has other parameters, or far more of them.
+    """
+    thread = threading.get_ident()
+    left = 4 * len(stored) + SPARE
+
+    def count(*_: object) -> None:
+        nonlocal left
+        # the hook is global, and other threads may build models meanwhile
+        left -= threading.get_ident() == thread
+        if left < 0 and threading.get_ident() == thread:
+            raise LoadError(f"{path} describes a model of far more parameters than it holds")
+
+    hook = register_module_parameter_registration_hook(count)
+    try:
+        outline = None
+        # it may look at values as it is built; what cannot be built, the next call will say
+        with suppress(Exception), seeded(0), torch.device("meta"):
+            outline = build()
+        if outline is not None:
+            _load_parameters(outline, stored, path)
+        # once more, as what is built on the device meta has no values
+        with seeded(0):
+            model = build()
+    finally:
+        hook.remove()
+    _load_parameters(model, stored, path)
+    return model
+
+
+def _load_parameters(model: nn.Module, stored: dict[str, Tensor], path: object) -> None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns that it copies nothing to meta
+            warnings.filterwarnings("error", "Casting complex")
+            model.load_state_dict(stored)
+    except (RuntimeError, AttributeError) as error:
+        raise LoadError(f"{path} does not fit the model: {error}") from None

@@ -16,7 +16,6 @@ from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.views import SequenceView
 from fluxutils_py.errors import ShapeError, SpecError
 from fluxutils_py.estimator.scoring import pooled_r2
-from fluxutils_py.estimator.spec import closest
 from fluxutils_py.inputs.inputs import Inputs, read_weight
 from fluxutils_py.inputs.labels import is_label
 from fluxutils_py.sklearn_private import Scorer
@@ -111,28 +110,18 @@ def pooled_scorer(
     >>> scoring = pooled_scorer(lambda y, log_odds: f1_score(y, log_odds > 0))
     """
     # deferred: importing it takes 30 ms
-    from sklearn.metrics import get_scorer, get_scorer_names, make_scorer
+    from sklearn.metrics import get_scorer, make_scorer
 
     if callable(metric):
         name = getattr(metric, "__name__", type(metric).__name__)
         scorer = Scorer(metric, True, "predict", {})
-    elif metric in get_scorer_names():
+    else:
         name = metric
         scorer = Scorer.of(get_scorer(name))
-    else:
-        near = closest(str(metric), get_scorer_names())
-        remedy = "sklearn.metrics.get_scorer_names() lists them, or give a function"
-        if near:
-            remedy = f"did you mean {near!r}?"
-        raise SpecError(f"pooled_scorer knows no metric {metric!r}; {remedy}")
     methods = scorer.response_method
     of_scores = methods != "predict"
     function = _pooled_r2 if metric == "r2" else scorer.score_func
     pooled = _PooledMetric(name, function, of_scores)
-    # make_scorer would take it, and fail at the first score
-    unknown = [k for k in kwargs if not pooled.takes(k)]
-    if unknown:
-        raise TypeError(f"the metric {name!r} takes no argument {unknown[0]!r}")
     # of several methods, any will do: the outputs of an Estimator for several labels too
     if not isinstance(methods, str):
         methods = (*methods, "predict")
@@ -214,12 +203,6 @@ class _PooledMetric:
         self.__signature__ = inspect.signature(function)
         self.function = function
         self.of_scores = of_scores
-
-    def takes(self, argument: str) -> bool:
-        """Whether the metric has this argument."""
-        parameters = self.__signature__.parameters
-        takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        return argument in parameters or takes_all
 
     def __call__(
         self,

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from fluxutils_py.errors import SpecError, warn
+from fluxutils_py.errors import SpecError
 from fluxutils_py.estimator.building import default_model
 from fluxutils_py.lr_schedules import cosine
 from fluxutils_py.nn.precision import check_precision
@@ -214,7 +214,6 @@ class Spec:
 LR_SCHEDULES = {"onecycle": 0.2, "cosine": 0}
 GRADIENTS = ("truncated", "exact")
 NAMES = [f.name for f in fields(Spec)]
-MAIN = ("epochs", "batchsize", "seqsize")
 # Arguments of estimators: a spec that has them would be accepted, and they would do nothing.
 ARGUMENTS = (
     *("model", "loss", "opt", "comm", "scaling", "device", "compile", "callbacks"),
@@ -259,43 +258,23 @@ def read_spec(spec: Any) -> Spec:
 
 
 def _from_fields(fields: dict[str, Any]) -> Spec:
-    """Make a spec of fields by name; fields may be missing, unknown or misspelt."""
-    others = [f for f in fields if f not in NAMES]
-    _reject_misplaced(fields, others)
-    _reject_misspelt(fields, others)
-    if len(others) == len(fields):
+    """Make a spec of fields by name; fields may be missing or unknown, but not misspelt."""
+    known = {name: fields[name] for name in NAMES if name in fields}
+    missing = sorted(set(NAMES) - known.keys())
+    for field in (name for name in fields if name not in known):
+        # an object may hold all settings of a program, None where they do not apply
+        place = _place(field)
+        if place is not None and fields[field] is not None:
+            raise SpecError(f"spec has the field {field!r}, which would not be used{place}")
+        near = closest(field, missing, 0.7)
+        if near:
+            raise SpecError(f"spec field {field!r} is not used; did you mean {near!r}?")
+    if not known:
         raise SpecError(
             f"spec has none of the fields {', '.join(NAMES)} (found: "
             f"{', '.join(fields) or 'none'}); None means the defaults"
         )
-    missing = [name for name in NAMES if name not in fields]
-    for field in others:
-        near = closest(field, missing, 0.8)
-        if near:
-            warn(f"spec field {field!r} is not used; did you mean {near!r}?")
-    return Spec(**{name: fields[name] for name in NAMES if name in fields})
-
-
-def _reject_misplaced(fields: dict[str, Any], others: list[str]) -> None:
-    """Raise SpecError if one of the others is a setting of the estimator or the optimizer."""
-    for field in others:
-        place = _place(field)
-        # an object may hold all settings of a program, None where they do not apply
-        if place is not None and fields[field] is not None:
-            raise SpecError(f"spec has the field {field!r}, which would not be used{place}")
-
-
-def _reject_misspelt(fields: dict[str, Any], others: list[str]) -> None:
-    """Raise SpecError if a main field is missing, and one of the others has a similar name."""
-    for name in MAIN:
-        if name in fields:
-            continue
-        near = closest(name, others)
-        if near:
-            raise SpecError(
-                f"spec has no field {name!r} (found: {', '.join(fields)}); did you mean {name!r} "
-                f"where it says {near!r}?"
-            )
+    return Spec(**known)
 
 
 def spec_fields(spec: Any) -> dict[str, Any]:

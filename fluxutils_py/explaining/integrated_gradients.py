@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from sklearn.preprocessing import MaxAbsScaler, MinMaxScaler, RobustScaler, StandardScaler
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
+from fluxutils_py.data import SequenceWindows, SeriesArray
+from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, ShapeError, SpecError, warn
-from fluxutils_py.explaining.explained_model import (
-    REMEDY,
-    ExplainedModel,
-    Past,
-    read_model,
-    read_past,
-)
+from fluxutils_py.estimator.fitted_parts import BaseSeriesEstimator, input_schema
+from fluxutils_py.estimator.spec import Spec, read_spec
+from fluxutils_py.estimator.streams.streaming import unwrap
 from fluxutils_py.explaining.explanation import Explanation
-from fluxutils_py.explaining.path_gradients import MOST_ROWS, PathGradients, PathIntegral
+from fluxutils_py.inputs.inputs import Inputs, read_inputs
 from fluxutils_py.inputs.target_codec import TargetCodec
+from fluxutils_py.nn.causal_kernels import CausalKernels
+from fluxutils_py.nn.kernels.recurrence import State
+from fluxutils_py.nn.model_windows import as_tuple
 from fluxutils_py.nn.precision import undisturbed
+from fluxutils_py.nn.recurrent import map_state
+from fluxutils_py.nn.states import recurrent_layers, reset, restore, snapshot
 from fluxutils_py.steps.session import InferenceSession
+from fluxutils_py.training.minibatch import to_tensor
+from fluxutils_py.transformers import SequenceScaler
+from fluxutils_py.transformers.transformer_base import read_blocks
 from fluxutils_py.validation import check_integer
 
+Tensors = tuple[Tensor, ...]
+# the inputs of some steps and, of the same shape (S, 1, F) or (1, 1, F), their baselines
+Ends = tuple[Tensors, Tensors]
+
+MOST_ROWS = 64  # points of the path that are computed side by side
 TOLERANCE = 1e-4  # of completeness
 FIRST_POINTS = 16
 MOST_POINTS = 4096  # kinks, as of ReLU, take many
@@ -320,3 +335,378 @@ def check_explanation(e: Explanation) -> None:
             f"{e.n_points} points on the path; use more, n_points={4 * e.n_points}, or if the "
             f"model has hard thresholds, {REMEDY}"
         )
+
+
+# -- the model, and the inputs that reach it -------------------------------------------------------
+
+REMEDY = "use permutation_importance of sklearn.inspection on samples(x), which needs no gradient"
+# Each feature times a number plus a number: attributions are the same before and after them.
+LINEAR_SCALERS = (SequenceScaler, StandardScaler, MaxAbsScaler, MinMaxScaler, RobustScaler)
+
+
+@dataclass(frozen=True)
+class ExplainedModel:
+    """A fitted estimator, its inputs, and what stands before it in a pipeline.
+
+    Attributes
+    ----------
+    est : estimator
+    spec : Spec
+    inputs : Inputs
+        As they reach the model.
+    transformers : list of (name, transformer)
+    explained : str
+        "inputs", or what reaches the model, if that is something else.
+    """
+
+    est: BaseSeriesEstimator
+    spec: Spec
+    inputs: Inputs
+    transformers: list[tuple[str, Any]]
+    explained: str
+
+    @property
+    def model(self) -> nn.Module:
+        return self.est.model_
+
+    def feature_names(self) -> tuple[tuple[str, ...], ...]:
+        """Return the names of the features of each input."""
+        names = self.inputs.names
+        if names is None:
+            names = getattr(self.est, "feature_names_in_", None)
+        arrays = self.inputs.series
+        if len(arrays) == 1 and names is not None and len(names) == arrays[0].F:
+            return (tuple(map(str, names)),)
+        return tuple(tuple(f"feature {i}" for i in range(s.F)) for s in arrays)
+
+    def mean(self, series: SeriesArray) -> np.ndarray:
+        """Return the mean of each feature of one of the inputs, (F,), over all series and steps."""
+        total, count = np.zeros(series.F), np.zeros(series.F)
+        for _, _, block in read_blocks(series, self.inputs):
+            total += np.nansum(block, (1, 2), dtype=np.float64)
+            count += (~np.isnan(block)).sum((1, 2))
+        return total / np.maximum(count, 1)
+
+
+def read_model(est: Any, x: object, lengths: object, starts: object) -> ExplainedModel:
+    """Take a fitted estimator, pipeline or search apart, and transform its inputs.
+
+    Raises
+    ------
+    TypeError
+        If this is no estimator of this package, or its model has hard thresholds.
+    ValueError
+        If ``x`` does not fit.
+    """
+    parts = unwrap(est)
+    inner = parts.estimator
+    if not hasattr(inner, "resolved_params"):
+        raise TypeError(
+            f"explain takes estimators of this package, pipelines and searches of them, got "
+            f"{type(inner).__name__}; for another model, {REMEDY}"
+        )
+    check_is_fitted(inner, "model_")
+    if parts.of_targets:
+        raise TypeError(
+            "explain cannot look through the transformer of targets of a "
+            "TransformedTargetRegressor; explain its regressor_, in the units that it predicts"
+        )
+    if any(isinstance(m, CausalKernels) for m in inner.model_.modules()):
+        raise TypeError(
+            f"the model of {type(inner).__name__} compares its inputs with hard thresholds "
+            f"(CausalKernels), through which no gradient goes; {REMEDY}"
+        )
+    for _, transformer in parts.transformers:
+        x = transformer.transform(x)
+    settings = inner.resolved_params()
+    schema = input_schema(inner, settings, inner.fitted_parts_)
+    inputs = read_inputs(x, schema, starts=starts, lengths=lengths)
+    if all(s.kind == "int" for s in inputs.series):
+        raise TypeError(f"integer inputs have no gradient; {REMEDY}")
+    others = [
+        type(t).__name__
+        for _, t in parts.transformers
+        # exactly: a subclass may compute something else
+        if type(t) not in LINEAR_SCALERS or getattr(t, "clip", False)
+    ]
+    explained = "inputs"
+    if others:
+        explained = f"inputs of the model, after {', '.join(others)}"
+    return ExplainedModel(inner, read_spec(settings.spec), inputs, parts.transformers, explained)
+
+
+@dataclass(frozen=True)
+class Past:
+    """The steps of one series up to an explained one.
+
+    Attributes
+    ----------
+    windows : SequenceWindows
+        Of this series alone.
+    rows : Segments
+    at : int
+        The explained step, counted from the first one of the series.
+    device, dtype
+        Of the model.
+    """
+
+    windows: SequenceWindows
+    rows: Segments
+    at: int
+    device: torch.device
+    dtype: torch.dtype
+
+    @property
+    def first(self) -> int:
+        """The first step of the series in the inputs."""
+        return int(self.rows.start[0])
+
+    @property
+    def n_steps(self) -> int:
+        return int(self.rows.length[0])
+
+    def read(self, steps: slice) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        """Return the inputs (S, 1, F) of some steps, zero where there are none, and where that
+        is, (S, 1).
+        """
+        window = self.windows.cut(self.rows, steps.start, steps.stop)
+        tensors = tuple(to_tensor(v, self.dtype, self.device) for v in window.x)
+        if window.missing_steps is None:
+            return tensors, None
+        return tensors, torch.from_numpy(np.array(window.missing_steps)).to(self.device)
+
+    def ends(
+        self, baselines: Sequence[Tensor], steps: slice
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Return inputs and baselines of some steps, for baselines (1, 1, F) of each input; both
+        are zero where there is no input, as in ``predict``.
+        """
+        xs, missing = self.read(steps)
+        if missing is None:
+            return xs, tuple(baselines)
+        where = missing[:, :, None]
+        return xs, tuple(torch.where(where, x, b) for x, b in zip(xs, baselines, strict=True))
+
+
+def read_past(model: ExplainedModel, series: int, step: int | None) -> Past:
+    """Return the past of one step of a series, checked; None is its last step."""
+    inputs = model.inputs
+    check_integer("series", series)
+    if not -inputs.N <= series < inputs.N:
+        raise ShapeError(f"series is {series}, but x has {inputs.N} series")
+    series = int(series) % inputs.N
+    whole = inputs.local_series()[series : series + 1]
+    end = int(whole.start[0] + whole.length[0])
+    first = int(whole.start[0])
+    step = _read_step(step, first, end)
+    # earlier rows with gaps between them are no past of one state
+    if len(inputs.contiguous_runs()) > 1 or inputs.with_context(slice(0, inputs.T))[1]:
+        raise ShapeError("rows of timesteps with gaps or context; explain the array (F, N, T)")
+    windows = SequenceWindows(
+        inputs.series,
+        batchsize=1,
+        seqsize=model.spec.seqsize or inputs.T,
+        segments=whole,
+    )
+    parameter = next(model.model.parameters(), torch.empty(0))
+    past = Past(windows, whole, step - first, parameter.device, parameter.dtype)
+    _, missing = past.read(slice(past.at, past.at + 1))
+    if missing is not None and bool(missing.any()):
+        raise DataError(
+            f"step {step} of series {series} has no inputs (NaN), so that there is no output to "
+            "explain; choose another step, or give lengths= if the series ends before"
+        )
+    return past
+
+
+def _read_step(step: int | None, start: int, end: int) -> int:
+    if step is None:
+        return end - 1
+    check_integer("step", step)
+    place = int(step) if step >= 0 else end + int(step)
+    if not start <= place < end:
+        raise ShapeError(f"step is {step}, but the series has the steps {start} to {end - 1}")
+    return place
+
+
+# -- the gradient along a path of inputs, window by window -----------------------------------------
+
+
+class PathIntegral(NamedTuple):
+    """Attributions (F, T) of each input, float64, and the output at both ends of the path."""
+
+    attributions: tuple[np.ndarray, ...]
+    value: float
+    baseline_value: float
+    n_points: int
+
+
+class PathGradients:
+    """Integrates the gradient of a score along the straight path from baseline to inputs.
+
+    The points of the path are the series of a batch. The states at the starts of windows are
+    kept from a pass forward in time; then the windows are computed again, the last first, each
+    with the gradient that the window after it has for its last state. So the gradient is that of
+    the whole past, but only one window has a graph at a time.
+
+    Parameters
+    ----------
+    session : InferenceSession
+        Gives the model and how it is called; its state is overwritten.
+    windows : sequence of slice
+        Consecutive steps from 0 on; the last has the score.
+    read : callable
+        Returns inputs and baselines for the steps of a window.
+    score : callable
+        Maps the outputs (S, B, G) of the last window to the score (B,).
+    """
+
+    def __init__(
+        self,
+        session: InferenceSession,
+        windows: Sequence[slice],
+        read: Callable[[slice], Ends],
+        score: Callable[[Tensors], Tensor],
+    ) -> None:
+        self.session = session
+        self.windows = windows
+        self.read = read
+        self.score = score
+
+    def integrate(self, n_points: int) -> PathIntegral:
+        """Integrate by Gauss and Legendre's rule with this number of points, in as many equal
+        parts of the path as it takes to have at most 64 points in each.
+        """
+        total: tuple[np.ndarray, ...] = ()
+        value = baseline_value = 0.0
+        for places, weights in _rules(n_points):
+            # the two ends, of weight 0, tell the scores whose difference is to be explained
+            rows = np.concatenate([[1.0, 0.0], places])
+            of_rows = np.concatenate([[0.0, 0.0], weights])
+            attributions, scores = self._attributions(rows, of_rows)
+            value, baseline_value = float(scores[0]), float(scores[1])
+            if total:
+                attributions = tuple(a + b for a, b in zip(total, attributions, strict=True))
+            total = attributions
+        return PathIntegral(total, value, baseline_value, n_points)
+
+    def _attributions(
+        self, places: np.ndarray, weights: np.ndarray
+    ) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+        """Return the weighted sum of attributions at places of the path, and the scores there."""
+        starts = self._states_at_starts(places)
+        sums: list[Tensors] = []
+        carried: list[Tensor | None] = []
+        scores = np.empty(0)
+        for window, start in zip(reversed(self.windows), reversed(starts), strict=True):
+            is_last = window == self.windows[-1]
+            leaves = self._load_states(start)
+            ends = self.read(window)
+            floats, targets = self._run_with_graph(_points(ends, places), is_last)
+            if is_last:
+                scores = targets[0].detach().double().cpu().numpy()
+                carried = [torch.as_tensor(weights).to(targets[0])]
+            wanted = floats + [t for t in leaves if t is not None]
+            # none where nothing before this window reaches the score
+            gradients = _gradients(targets, carried, wanted)
+            sums.append(_weigh(ends, gradients[: len(floats)]))
+            # none for states of integers
+            of_states = iter(gradients[len(floats) :])
+            carried = [None if t is None else next(of_states) for t in leaves]
+        reset(self.session.model)
+        parts = zip(*reversed(sums), strict=True)  # of each input, forward in time
+        return tuple(torch.cat(p).T.cpu().numpy() for p in parts), scores
+
+    def _run_with_graph(self, rows: Tensors, is_last: bool) -> tuple[list[Tensor], list[Tensor]]:
+        """Run a window on rows (S, B, F); return the leaves of its inputs and what depends on
+        them: the scores of the last window, else the states.
+        """
+        floats = [x.requires_grad_() for x in rows if x.is_floating_point()]
+        # cuDNN differentiates recurrent layers in training mode only
+        with torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
+            outputs = self.session.run(rows)
+            if is_last:
+                return floats, [self.score(outputs)]
+        return floats, _tensors([layer.state for layer in recurrent_layers(self.session.model)])
+
+    def _states_at_starts(self, places: np.ndarray) -> list[list[State | None]]:
+        """Run all windows but the last; return the states of all layers before each window."""
+        self.session.load(None, len(places))
+        starts: list[list[State | None]] = [[None for _ in snapshot(self.session.model)]]
+        for window in self.windows[:-1]:
+            with torch.no_grad():
+                self.session.run(_points(self.read(window), places))
+            # copies: a layer may go on in place
+            starts.append(_copies(snapshot(self.session.model)))
+        return starts
+
+    def _load_states(self, start: list[State | None]) -> list[Tensor | None]:
+        """Start from these states; return their tensors, to which gradients go back, with None
+        for one of integers.
+        """
+        leaves = []
+        for t in _tensors(start):
+            leaves.append(t.requires_grad_() if t.is_floating_point() else None)
+        # a copy of a leaf may be changed in place, a leaf may not
+        restore(self.session.model, _copies(start))
+        return leaves
+
+
+def _rules(n_points: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield the places and the weights of the points in each part of the path."""
+    # one rule of thousands of points takes minutes to find
+    n_parts = -(-n_points // MOST_ROWS)
+    for i, points in enumerate(np.array_split(np.arange(n_points), n_parts)):
+        nodes, weights = np.polynomial.legendre.leggauss(len(points))
+        # from [-1, 1] to the part
+        yield (i + (nodes + 1) / 2) / n_parts, weights / 2 / n_parts
+
+
+def _points(ends: Ends, places: np.ndarray) -> Tensors:
+    """Return the inputs (S, B, F) at B places of the path; integers are those of the inputs."""
+    rows = []
+    for x, baseline in zip(*ends, strict=True):
+        if x.is_floating_point():
+            at = torch.as_tensor(places).to(x)[None, :, None]
+            rows.append(baseline + at * (x - baseline))
+        else:
+            rows.append(x.expand(-1, len(places), -1).contiguous())
+    return tuple(rows)
+
+
+def _weigh(ends: Ends, gradients: Sequence[Tensor | None]) -> Tensors:
+    """Return the attributions (S, F) from gradients (S, B, F), whose weights they contain."""
+    remaining = iter(gradients)
+    sums = []
+    for x, baseline in zip(*ends, strict=True):
+        gradient = next(remaining) if x.is_floating_point() else None
+        if gradient is None:
+            sums.append(x.new_zeros(x.shape[::2], dtype=torch.float64))
+            continue
+        difference = (x.double() - baseline.double())[:, 0]
+        sums.append(gradient.detach().double().sum(1) * difference)
+    return tuple(sums)
+
+
+def _gradients(
+    targets: Sequence[Tensor], above: Sequence[Tensor | None], leaves: Sequence[Tensor]
+) -> Sequence[Tensor | None]:
+    """Return the gradients of leaves, given those of targets; None where there is none."""
+    with_graph = [
+        (target, gradient)
+        for target, gradient in zip(targets, above, strict=True)
+        if gradient is not None and target.requires_grad
+    ]
+    if not with_graph or not leaves:
+        return [None] * len(leaves)
+    outputs, gradients = zip(*with_graph, strict=True)
+    return torch.autograd.grad(outputs, list(leaves), gradients, allow_unused=True)
+
+
+def _tensors(states: Sequence[State | None]) -> list[Tensor]:
+    """Return the tensors of the states of all layers."""
+    return [t for s in states if s is not None for t in as_tuple(s)]
+
+
+def _copies(states: Sequence[State | None]) -> list[State | None]:
+    return [None if s is None else map_state(Tensor.clone, s) for s in states]

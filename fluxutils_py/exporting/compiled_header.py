@@ -15,7 +15,7 @@ from fluxutils_py.errors import ExportError, LoadError, ShapeError
 
 COMPILERS = ("cc", "gcc", "clang")
 BEGINNING = "/* "  # of the comment with which a header begins
-# Reads the numbers of series and steps, and all inputs; writes all outputs, and labels as errors.
+# Reads the numbers of series and steps, and all inputs; writes all outputs.
 # @ stands for the prefix, @@ for the prefix in capitals.
 PROGRAM = """\
 #include <stdio.h>
@@ -40,14 +40,11 @@ int main(void) {
                 value = (double)y[i];
                 fwrite(&value, sizeof value, 1, stdout);
             }
-            LABEL
         }
     }
     return 0;
 }
 """
-# by the kind of the classes, as a header has them
-FORMATS = {"i": "%lld", "u": "%lld", "b": "%lld", "f": "%.17g"}
 
 
 def is_header(path: str | os.PathLike[str]) -> bool:
@@ -56,11 +53,9 @@ def is_header(path: str | os.PathLike[str]) -> bool:
         return file.read(len(BEGINNING)) == BEGINNING.encode()
 
 
-def run_header(
-    path: str | os.PathLike[str], x: np.ndarray, classes: np.ndarray | None = None
-) -> list[np.ndarray]:
+def run_header(path: str | os.PathLike[str], x: np.ndarray) -> np.ndarray:
     """Return the outputs (T, N, G) of a header for whole series (F, N, T); of a classifier the
-    labels (T, N, 1), then the probabilities.
+    probabilities.
 
     Raises
     ------
@@ -79,27 +74,12 @@ def run_header(
     n_features = int(text.partition(size)[2].split()[0])
     if len(x) != n_features:
         raise ShapeError(f"{path} takes {n_features} features, x has {len(x)}")
-    label = ""
-    if classes is not None:
-        form = FORMATS.get(classes.dtype.kind, "%s")
-        label = f'fprintf(stderr, "{form}", @_label(y)), fputc(0, stderr);'
-    main = PROGRAM.replace("LABEL", label).replace("@@", prefix.upper()).replace("@", prefix)
+    main = PROGRAM.replace("@@", prefix.upper()).replace("@", prefix)
     n_series, n_steps = x.shape[1:]
     sizes = np.array([n_series, n_steps], float)
     given = sizes.tobytes() + x.transpose(1, 2, 0).astype(float).tobytes()
     done = _compile_and_run(path, {"header.h": text, "main.c": main}, given)
-
-    def in_time(values: np.ndarray) -> np.ndarray:
-        return values.reshape(n_series, n_steps, -1).transpose(1, 0, 2)
-
-    outputs = in_time(np.frombuffer(done.stdout))
-    if classes is None:
-        return [outputs]
-    labels = np.array(done.stderr.decode().split("\0")[:-1])
-    if classes.dtype.kind in FORMATS:
-        number = float if classes.dtype.kind == "f" else np.int64
-        labels = labels.astype(number).astype(classes.dtype)
-    return [in_time(labels), outputs]
+    return np.frombuffer(done.stdout).reshape(n_series, n_steps, -1).transpose(1, 0, 2)
 
 
 def _compile_and_run(

@@ -72,7 +72,6 @@ def write_graph(
         return
     model = _to_onnx(graph, inputs, outputs)
     _name_axes(model.graph)
-    _drop_unused(model.graph)
     for key, value in entries.items():
         entry = model.metadata_props.add()
         entry.key = key
@@ -151,6 +150,8 @@ def _to_onnx(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> Any
             f"torch cannot write the model as ONNX: {cause}; format='torch' has all operators"
         ) from error
     assert program is not None
+    # constants that nothing reads, of which onnxruntime would warn
+    import_module("onnxscript.optimizer").remove_unused_nodes(program.model)
     return program.model_proto
 
 
@@ -201,18 +202,6 @@ def _graphs(graph: Any) -> Iterator[Any]:
         for attribute in node.attribute:
             if attribute.HasField("g"):
                 yield from _graphs(attribute.g)
-
-
-def _drop_unused(graph: Any) -> None:
-    """Remove constants that no operator reads, of which onnxruntime would warn."""
-    used: set[str] = set()
-    for part in _graphs(graph):
-        used.update(output.name for output in part.output)
-        for node in part.node:
-            used.update(node.input)
-    kept = [tensor for tensor in graph.initializer if tensor.name in used]
-    del graph.initializer[:]
-    graph.initializer.extend(kept)
 
 
 def read_metadata(path: Path) -> dict[str, Any]:
@@ -295,3 +284,14 @@ class ExportedModel:
         n_outputs = len(results) - len(self.state)
         self.state = list(results[n_outputs:])
         return list(results[:n_outputs])
+
+    def run_series(self, *xs: np.ndarray) -> list[np.ndarray]:
+        """Return the outputs (T, B, G) for whole series (T, B, F) of each input."""
+        windows = []
+        start = 0
+        # of 1, 2, 4, ... steps: the state must be handed on at any place
+        while start < len(xs[0]):
+            stop = 2 * start + 1
+            windows.append(self.run(*(x[start:stop] for x in xs)))
+            start = stop
+        return [np.concatenate(parts) for parts in zip(*windows, strict=True)]

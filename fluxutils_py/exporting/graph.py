@@ -5,7 +5,6 @@ series.
 from __future__ import annotations
 
 import logging
-import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -177,16 +176,13 @@ class _Scan(nn.Module):
             next_states = carried if is_idle else results[n_outputs:]
             # a scan returns no tensor that it was given, and states in the memory order that they
             # had
-            return [_contiguous_copy(t) for t in (*next_states, *results[:n_outputs])]
+            tensors = (*next_states, *results[:n_outputs])
+            return [t.clone(memory_format=torch.contiguous_format) for t in tensors]
 
         weights = tuple(getattr(self, f"weight_{i}") for i in range(self.n_weights))
         results = scan_op(body, states, xs, weights)
         next_states = () if is_idle else results[:n_carried]
         return (*results[n_carried:], *next_states)
-
-
-def _contiguous_copy(t: Tensor) -> Tensor:
-    return t.clone(memory_format=torch.contiguous_format)
 
 
 class _Whole(nn.Module):
@@ -260,12 +256,10 @@ def _export_program(module: nn.Module, examples: Sequence[Tensor], axes: dict[st
     try:
         return torch.export.export(module, copies, dynamic_shapes=axes)
     except Exception as error:  # of torch, or of the user's module
-        owners = [f.f_locals.get("self") for f, _ in traceback.walk_tb(error.__traceback__)]
-        names = ["the model", *(type(o).__name__ for o in owners if isinstance(o, nn.Module))]
         lines = [line for line in str(error).splitlines() if line.strip()]
         reason = lines[0] if lines else type(error).__name__
         raise ExportError(
-            f"{names[-1]} cannot be exported: {reason}; the whole message of torch is above. A "
+            f"the model cannot be exported: {reason}; the whole message of torch is above. A "
             "step must be made of torch's operations, for any number of series"
         ) from error
 

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.loss import _Loss
 
 from fluxutils_py.errors import ExportError
 from fluxutils_py.nn.cells import gru_step, lstm_step
@@ -259,17 +258,13 @@ def _equal(a: Tensor, b: Tensor, rtol: float, atol: float) -> bool:
 
 
 def require_exportable(model: nn.Module) -> None:
-    """Raise an ExportError that names the first module that reads the future or is a loss."""
+    """Raise an ExportError that names the first module that reads the future."""
     for name, m in model.named_modules():
         where = f"{name or 'the model'!s} ({type(m).__name__})"
         if isinstance(m, nn.RNNBase) and m.bidirectional:
             raise ExportError(
                 f"{where} is bidirectional: it reads the future, so that no step can be computed "
                 "when it arrives; build it with bidirectional=False"
-            )
-        if isinstance(m, _Loss):
-            raise ExportError(
-                f"{where} is a loss; leave it out of the model and give it to the estimator as loss"
             )
 
 

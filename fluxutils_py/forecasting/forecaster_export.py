@@ -303,7 +303,9 @@ def check_forecaster_export(
     origins = np.linspace(0, 1, N_COMPARED) * last
     # short series have fewer steps than are compared
     origins = np.unique(origins.astype(int), axis=1)
-    outputs = _run_file(path, windows)
+    file = ExportedModel(path, windows.n_series)
+    inputs = _file_inputs(windows, int(lengths.max()))
+    outputs = np.concatenate(file.run_series(*inputs), axis=-1)  # (T, N, outputs * h)
     want = np.stack(list(forecasts_along(fitted, windows, origins)))  # (W, N, outputs, h)
     got = outputs[origins.T, np.arange(len(lengths))].reshape(want.shape)
     # relative to the largest of each series: a value near 0 has few exact digits
@@ -321,26 +323,6 @@ def check_forecaster_export(
             f"{want[at, n, i, k]:.7g}: a relative difference of {worst:.1e}, above {tolerance:.1e}"
         )
     return worst
-
-
-def _run_file(path: Path, windows: PanelWindows) -> np.ndarray:
-    """Return the outputs of a file for all steps of all series from their first ones: (T, N,
-    outputs * h).
-    """
-    n_steps = int(windows.source.lengths.max())
-    inputs = _file_inputs(windows, n_steps)
-    file = ExportedModel(path, windows.n_series)
-    parts = []
-    begin = 0
-    length = 1
-    # pieces of 1, 3, 7, ... steps: the state must be handed on at any place
-    while begin < n_steps:
-        stop = begin + length
-        outputs = file.run(*(x[begin:stop] for x in inputs))
-        parts.append(np.concatenate(outputs, axis=-1))
-        begin = stop
-        length = 2 * length + 1
-    return np.concatenate(parts)
 
 
 def _file_inputs(windows: PanelWindows, n_steps: int) -> list[np.ndarray]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import asdict, fields, is_dataclass, replace
 from types import UnionType
@@ -16,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from fluxutils_py.errors import DataError, LoadError
-from fluxutils_py.estimator.bounded_building import build_bounded
 from fluxutils_py.estimator.building import build_model, check_device
-from fluxutils_py.estimator.persistence import read_dtype
+from fluxutils_py.estimator.persistence import build_bounded, load_errors, read_dtype
 from fluxutils_py.exporting.export_files import Path
 from fluxutils_py.forecasting.fitted_state import FittedState, History
 from fluxutils_py.forecasting.forecaster_settings import ForecasterSettings
@@ -107,7 +105,7 @@ def read_forecaster(
     hold.
     """
     content = read_file(path, KIND)
-    with _damage_is_an_error(path):
+    with load_errors(path):
         if content["format"] == OF_0_2_0:
             content = _of_0_2_0(content, path)
         if content["format"] != FORMAT:
@@ -129,7 +127,7 @@ def load_state(
     content: dict[str, Any], settings: ForecasterSettings, path: Path
 ) -> tuple[FittedState, History]:
     """Return what a file holds besides the settings; see ``Forecaster.load``."""
-    with _damage_is_an_error(path):
+    with load_errors(path):
         state = _from_plain(FittedState, content["state"])
         history = _from_plain(History, content["history"])
         types = {k: _parse_type(v) for k, v in history.panel.types.items()}
@@ -148,21 +146,8 @@ def load_state(
         for stored in content["models"]:
             # before memory is used: the sizes in the file may be wrong
             model = build_bounded(build, stored, path).to(device)
-            model.load_state_dict(stored)
             models.append(model.eval())
         return replace(state, models=tuple(models)), history
-
-
-@contextmanager
-def _damage_is_an_error(path: Path) -> Iterator[None]:
-    """Raise LoadError for whatever a damaged entry leads to."""
-    try:
-        yield
-    except LoadError:
-        raise
-    # a missing key, a wrong type, shape or number
-    except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
-        raise LoadError(f"{path} is damaged ({type(error).__name__}: {error})") from error
 
 
 # -- plain data ------------------------------------------------------------------------------------

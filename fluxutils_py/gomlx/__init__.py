@@ -5,17 +5,17 @@ from fluxutils_py.gomlx.loop_callbacks import (
     ExponentialCallback,
     NTimesDuringLoop,
     PeriodicCallback,
+    report_eval,
 )
-from fluxutils_py.gomlx.report_eval import report_eval
 from fluxutils_py.gomlx.running_metrics import (
     EMAMetric,
     MeanMetric,
+    WeightedLoss,
     binary_accuracy,
     binary_logits_accuracy,
     sparse_categorical_accuracy,
 )
 from fluxutils_py.gomlx.trainer import Trainer
-from fluxutils_py.gomlx.weighted_loss import WeightedLoss
 from fluxutils_py.nn.first_nonfinite import first_nonfinite
 from fluxutils_py.optim import by_name, cosine, inverse_sqrt
 from fluxutils_py.reporting import ProgressBar

@@ -1,10 +1,14 @@
-"""Functions ``fn(loop, metrics)`` as hooks, under the names of gomlx."""
+"""Functions ``fn(loop, metrics)`` as hooks, under the names of gomlx; a table of evaluations."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterable
+from typing import Any
 
-from fluxutils_py.training.hooks import Action, require_arguments
+from fluxutils_py.parallel import is_main_process
+from fluxutils_py.reporting.tables import format_metric, text_table
+from fluxutils_py.training.hooks import Action, numbered, require_arguments
 from fluxutils_py.training.loop import Loop
 from fluxutils_py.training.triggers import Clock, EveryNSeconds, Exponential, NTimes, Trigger
 from fluxutils_py.training.triggers import EveryNSteps as EveryNStepsTrigger
@@ -57,3 +61,49 @@ def _on_step(loop: Loop, name: str, priority: float, fn: Action, trigger: Trigge
     """Call ``fn(loop, metrics)`` after the steps at which a trigger fires."""
     require_arguments(name, fn, "the loop", "the metrics")
     loop.on_step(name, lambda loop: fn(loop, loop.metrics), priority, trigger)
+
+
+def report_eval(
+    trainer: Any,
+    *datasets: Iterable[Any],
+    printer: Callable[[str], Any] = print,
+) -> None:
+    """Evaluate each dataset and print a table with a row per dataset and a column per metric.
+
+    Parameters
+    ----------
+    trainer : Trainer
+        Or any object whose ``eval(dataset)`` returns a dict of numbers.
+    *datasets
+        Datasets for ``eval``. The table shows their ``name``, or the name of their class; several
+        of one name are numbered, such as ``list`` and ``list (2)``, in the order in which you give
+        them.
+    printer : callable
+        Called with the table, as one string. All ranks of the trainer evaluate; only rank 0 prints.
+
+    Notes
+    -----
+    After each run: ``loop.on_end("report", lambda loop: report_eval(trainer, data))``. Source:
+    ``ReportEval`` of gomlx.
+
+    Examples
+    --------
+    >>> from types import SimpleNamespace
+    >>> trainer = SimpleNamespace(eval=lambda data: {"loss": sum(data) / len(data), "n": len(data)})
+    >>> report_eval(trainer, [0.5, 1.0], (2.0, 2.0, 3.0))
+    dataset   loss  n
+    list      0.75  2
+    tuple    2.333  3
+    """
+    results: dict[str, dict[str, Any]] = {}
+    for data in datasets:  # on all ranks: it may be collective
+        name = getattr(data, "name", None) or type(data).__name__
+        results[next(n for n in numbered(name) if n not in results)] = trainer.eval(data)
+    if not is_main_process(trainer):
+        return
+    # datasets may have different metrics: each once, in the order in which they occur
+    names = dict.fromkeys(metric for row in results.values() for metric in row)
+    rows = [["dataset", *names]]
+    for name, row in results.items():
+        rows.append([name, *[format_metric(row.get(metric)) for metric in names]])
+    printer(text_table(rows))

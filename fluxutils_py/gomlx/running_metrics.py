@@ -1,22 +1,16 @@
-"""Metrics over steps: means, moving averages, accuracies."""
+"""Metrics over steps: means, moving averages, accuracies; weights of the elements of a batch."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 
-from fluxutils_py.errors import ShapeError
-from fluxutils_py.gomlx.element_weights import (
-    argument_names,
-    metric_name,
-    target_and_weight,
-    weigh,
-    weights_differ,
-)
-from fluxutils_py.nn.losses import needs_equal_shapes, require_equal_shapes
+from fluxutils_py.errors import DataError, ShapeError
+from fluxutils_py.nn.losses import needs_equal_shapes, require_equal_shapes, unreduced
 
 # Called with a prediction and a target, or with the arguments of update(); returns a number.
 Measure = Callable[..., Any]
@@ -295,3 +289,147 @@ def _share_of(right: Tensor, weights: Tensor | None, mask: Tensor | None) -> Ten
         if factor is not None:
             counts = counts * factor.reshape(right.shape)
     return (right * counts).sum() / counts.sum()
+
+
+# -- weights and masks of elements -----------------------------------------------------------------
+
+
+def target_and_weight(labels: object) -> tuple[Any, Tensor | None]:
+    """Return the target among the labels, and the weights times the mask that follow it, if there
+    are any.
+    """
+    target, *extras = labels if isinstance(labels, tuple | list) else (labels,)
+    mask = weights = None
+    for extra in extras:
+        dtype = getattr(extra, "dtype", None)
+        if dtype is torch.bool and mask is None:
+            mask = extra
+        elif dtype is not None and dtype.is_floating_point and weights is None:
+            weights = extra
+        else:
+            raise DataError(
+                "labels after the first must be a mask (a tensor of bool) or weights (a tensor of "
+                f"floats), at most one of each; got {dtype or type(extra).__name__}"
+            )
+    if mask is None or weights is None:
+        return target, weights if mask is None else mask
+    return target, torch.where(mask, weights, 0)  # not a product: a masked weight may be NaN
+
+
+def metric_name(metric: object) -> str:
+    """Return the ``name`` of a metric, or the name of its class."""
+    return getattr(metric, "name", None) or type(metric).__name__
+
+
+def weights_differ(weight: object) -> TypeGuard[Tensor]:
+    """Return whether a tensor of weights has different values."""
+    return isinstance(weight, Tensor) and bool((weight != weight.flatten()[:1]).any())
+
+
+def weigh(each: Tensor, weight: Tensor, what: str) -> tuple[Tensor, Tensor]:
+    """Return values times their weights, and the weights; what has weight 0 may be NaN."""
+    if each.ndim == 0:
+        raise DataError(
+            f"the batch has weights, but {what} is a mean already: give it one value for each, "
+            'such as nn.MSELoss(reduction="none"); a measure may have an argument weights'
+        )
+    weight = weight.to(each.dtype).expand_as(each)
+    return torch.where(weight != 0, each * weight, 0), weight
+
+
+def update_metric(metric: Any, prediction: object, target: object, weight: Tensor | None) -> None:
+    """Add a batch to a metric of any kind, with the weights of its elements if it takes them.
+
+    Raises
+    ------
+    DataError
+        If elements weigh differently, and the metric takes no weights.
+    """
+    known = argument_names(metric.update)
+    # torchmetrics and others call the argument differently
+    name = next((n for n in ("weight", "weights", "sample_weight") if n in known), None)
+    if weight is not None and name is not None:
+        metric.update(prediction, target, **{name: weight})
+        return
+    if weights_differ(weight):  # it would count what has no weight
+        raise DataError(
+            f"the batch has weights, but update(prediction, target) of metric "
+            f"{metric_name(metric)!r} takes none: give a MeanMetric, or an object whose update has "
+            "an argument weight"
+        )
+    metric.update(prediction, target)
+
+
+def argument_names(f: Callable[..., Any] | None) -> Iterable[str]:
+    """Return the names of the arguments of a function; none for what is built in."""
+    try:
+        return inspect.signature(f).parameters  # type: ignore[arg-type]  # None raises, too
+    except (TypeError, ValueError):
+        return ()
+
+
+class WeightedLoss:
+    """Adapt a torch criterion to a :class:`Trainer` whose batches have weights or a mask among the
+    labels.
+
+    Parameters
+    ----------
+    loss : callable
+        ``loss(prediction, target)``: a loss of ``torch.nn`` or ``torch.nn.functional`` with any
+        reduction, or a function that returns one value per element.
+
+    Returns
+    -------
+    Tensor
+        When called with a prediction and a target, or a tuple of a target and extras: the loss of
+        each element times its weight, and 0 where the mask is False. A bool extra is the mask, a
+        float extra the weights. Both must have the shape of the unreduced loss, which is the shape
+        of the target (for cross-entropy, of the class indices).
+
+    Raises
+    ------
+    DataError
+        When called, if an extra is neither bool nor float, or there are two masks or two weights.
+    ShapeError
+        When called, if the shape of an extra differs from the shape of the loss.
+
+    Notes
+    -----
+    The trainer takes the mean over **all** elements, masked ones included, as gomlx did before
+    0.17.1: a mask that is half False halves a constant loss. Weights never change the divisor. With
+    the weights of a :class:`Minibatch` it divides by the number of nonzero weights instead:
+    ``Minibatch((x,), (y, mask), weight=mask)`` gives the masked mean of later gomlx. A float target
+    may be NaN where the mask is False or the weight 0; no gradient comes from there. Metrics of the
+    trainer get the first label as target and take weighted means, divided by the sum of the
+    weights. Source: ``losses`` of gomlx.
+
+    Examples
+    --------
+    >>> prediction, target = torch.tensor([1.0, 3.0]), torch.tensor([0.0, torch.nan])
+    >>> WeightedLoss(torch.nn.MSELoss())(prediction, (target, torch.tensor([True, False])))
+    tensor([1., 0.])
+    """
+
+    def __init__(self, loss: Callable[..., Tensor]) -> None:
+        if isinstance(loss, type) or not callable(loss):
+            raise TypeError(f"WeightedLoss needs a loss(prediction, target), not {loss!r}")
+        self.loss = loss
+        # the name of a metric of this loss
+        self.__name__ = getattr(loss, "__name__", None) or type(loss).__name__
+
+    def __call__(self, prediction: Any, labels: object) -> Tensor:
+        target, share = target_and_weight(labels)
+        require_equal_shapes(self.loss, prediction, target)
+        if share is None:
+            return unreduced(self.loss)(prediction, target)
+        if target.is_floating_point() and target.shape == share.shape:
+            # a NaN would come back in the gradient, as 0 times NaN
+            target = torch.where(share != 0, target, 0)
+        each = unreduced(self.loss)(prediction, target)
+        if each.shape != share.shape:
+            raise ShapeError(
+                f"weights and mask have shape {tuple(share.shape)}, the loss has "
+                f"{tuple(each.shape)}; give them one value for each of its elements, and a loss "
+                "that can do without reduction"
+            )
+        return torch.where(share != 0, each * share, 0)

@@ -10,15 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fluxutils_py.gomlx.element_weights import metric_name, target_and_weight, update_metric
 from fluxutils_py.gomlx.running_metrics import (
     EMAMetric,
     MeanMetric,
+    WeightedLoss,
     compute_all,
+    metric_name,
     n_elements,
+    target_and_weight,
+    update_metric,
     weighted_mean,
 )
-from fluxutils_py.gomlx.weighted_loss import WeightedLoss
 from fluxutils_py.nn.losses import require_equal_shapes
 from fluxutils_py.nn.precision import as_float32
 from fluxutils_py.nn.states import evaluating, reset
@@ -98,9 +100,8 @@ class Trainer(BatchStep):
     ShapeError
         In a step, if a torch criterion gets a prediction and a label of different shapes.
     ValueError
-        In a step, if a batch has no inputs, an input that is None, or not as many inputs or labels
-        as earlier batches of the same ``kind``; if nothing gives a loss, or the loss does not
-        depend on the parameters.
+        In a step, if a batch has no inputs, or an input that is None; if nothing gives a loss, or
+        the loss does not depend on the parameters.
     RuntimeError
         In a step, if there are more than ``max_kinds`` executors.
 
@@ -146,8 +147,7 @@ class Trainer(BatchStep):
         names = {"batch_loss": "loss+", "ema_loss": "~loss+", "ema_loss_fn": "~loss"}
         self.train_metrics = self._with_losses(names, train_metrics)
         self.eval_metrics = self._with_losses({"loss": "#loss+", "loss_fn": "#loss"}, eval_metrics)
-        # by kind and mode, with the numbers of inputs and labels of the first batch
-        self._executors: dict[tuple[str, str], tuple[Executor, tuple[int, int]]] = {}
+        self._executors: dict[tuple[str, str], Executor] = {}  # by kind and mode
         self._on_exec_creation: list[Callable[[Executor, str], Any]] = []
         self._updates: dict[str, Callable[[nn.Module], Any]] = {}
         reduction = "sum" if getattr(loss_fn, "reduction", None) == "sum" else "mean"
@@ -355,7 +355,6 @@ class Trainer(BatchStep):
         require_parts(batch)
         kind = batch.kind
         key = repr(kind), mode  # which a kind has that is not hashable
-        sizes = len(batch.inputs), len(batch.labels)
         if key not in self._executors:
             if len(self._executors) >= self.max_kinds:
                 raise RuntimeError(
@@ -363,16 +362,10 @@ class Trainer(BatchStep):
                     f"max_kinds={self.max_kinds}: a kind stands for many batches, not for one; use "
                     "fewer, or raise max_kinds"
                 )
-            self._executors[key] = partial(self._call_model, kind), sizes
+            self._executors[key] = partial(self._call_model, kind)
             for handler in self._on_exec_creation:
-                handler(self._executors[key][0], mode)
-        executor, (n_inputs, n_labels) = self._executors[key]
-        if sizes != (n_inputs, n_labels):
-            raise ValueError(
-                f"kind {kind!r} came with {n_inputs} inputs and {n_labels} labels before, now with "
-                f"{sizes[0]} and {sizes[1]}; give batches of another kind another name"
-            )
-        return executor
+                handler(self._executors[key], mode)
+        return self._executors[key]
 
     def _call_model(self, kind: object, inputs: tuple[Any, ...]) -> Any:
         arguments = (kind, *inputs) if self.takes_kind else inputs

@@ -142,3 +142,33 @@ def digest_tensors(tensors: Iterable[Tensor]) -> str:
     for t in tensors:
         digest.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def mean_of_buffers(
+    buffers: Sequence[dict[Any, Tensor]], weights: Sequence[float]
+) -> dict[Any, Tensor]:
+    """Return the weighted means of buffers that differ between ranks; integers take the values of
+    rank 0.
+    """
+    shares = torch.tensor(weights, dtype=torch.float64)
+    if not shares.sum():  # no rank has data: all count alike
+        shares = torch.ones_like(shares)
+    shares = shares / shares.sum()
+    means = {}
+    for name in buffers[0]:
+        values = [of_rank[name] for of_rank in buffers]
+        means[name] = _mean_of_buffer(values, shares)
+    return means
+
+
+def _mean_of_buffer(values: list[Tensor], shares: Tensor) -> Tensor:
+    first = values[0]
+    if not first.is_floating_point():
+        return first
+    if all(torch.equal(first, value) for value in values):
+        return first  # to the last bit, which a mean may lose
+    total = first.new_zeros(())
+    for value, share in zip(values, shares, strict=True):
+        if share:  # the buffer of a rank without data may be anything
+            total = total + value.double() * share
+    return total.to(first.dtype)

@@ -169,14 +169,10 @@ class GradientVector:
             self._fill_buffer(weight if has_part else None, self.own_layouts())
             self._sum_buffer()
         else:
-            tail[6] = self._bad_norm() if has_part else 0.0
+            norm = float(torch.linalg.vector_norm(self.values)) if has_part else 0.0
+            tail[6] = 0.0 if math.isfinite(norm) else norm
             self.ranks.call_comm(self.ranks.comm.allreduce_, self._host[len(self.params) :])
         return self._read_totals(with_vector)
-
-    def _bad_norm(self) -> float:
-        """Return the norm of the vector if it is not finite, else 0."""
-        norm = float(torch.linalg.vector_norm(self.values))
-        return 0.0 if math.isfinite(norm) else norm
 
     def _read_totals(self, with_vector: bool) -> Totals:
         """Return the sums over ranks, after reacting to errors and wishes to stop among them."""

@@ -29,6 +29,7 @@ from fluxutils_py.parallel.communicator import (
     describe_by_rank,
     describe_error,
     digest_tensors,
+    mean_of_buffers,
     name_ranks,
 )
 from fluxutils_py.parallel.launched_comm import LaunchedComm
@@ -353,28 +354,12 @@ class RankGroup:
         """
         if self.is_single or not tensors:
             return
-        floating = [t for t in tensors if t.is_floating_point()]
-        digests = [digest_tensors([t]) for t in floating]
-        answers = self.allgather((weight, digests))
-        share = self._share_of_weight([rank_weight for rank_weight, _ in answers])
-        digests_of_tensors = zip(*(rank_digests for _, rank_digests in answers), strict=True)
-        for t, rank_digests in zip(floating, digests_of_tensors, strict=True):
-            if len(set(rank_digests)) > 1:  # a mean of equal numbers may differ in the last bit
-                self._average_tensor(t, share)
-        self.broadcast([t for t in tensors if not t.is_floating_point()])
-
-    def _share_of_weight(self, rank_weights: list[float]) -> float:
-        """Return the share of this rank in the sum of all weights; all alike if that is 0."""
-        weights = torch.tensor(rank_weights, dtype=torch.float64)
-        total = weights.sum()
-        return float((weights / total)[self.rank]) if total else 1 / self.size
-
-    def _average_tensor(self, t: Tensor, share: float) -> None:
-        part = torch.zeros(t.shape, dtype=torch.float64)
-        if share:  # a rank without data may have NaN
-            part = t.detach().cpu().double() * share
-        self.call_comm(self.comm.allreduce_, part)
-        t.copy_(part)
+        values = dict(enumerate(t.detach().cpu() for t in tensors))
+        weights, of_ranks = zip(*self.allgather((weight, values)), strict=True)
+        means = mean_of_buffers(of_ranks, weights)
+        with torch.no_grad():
+            for i, t in enumerate(tensors):
+                t.copy_(means[i])
 
     # -- errors ------------------------------------------------------------------------------------
 

@@ -12,11 +12,14 @@ from torch import Tensor, nn
 from fluxutils_py.data.parts import array_split_slice, dividebatch
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.parallel import RankGroup
-from fluxutils_py.praytools.and_mask import igradient
 from fluxutils_py.praytools.callbacks import cb as as_cb
 from fluxutils_py.praytools.callbacks import cby as as_cby
-from fluxutils_py.praytools.sample_gradients import with_gradients
-from fluxutils_py.praytools.threaded_gradients import parallelization_stats, pgradient
+from fluxutils_py.praytools.sample_gradients import (
+    igradient,
+    parallelization_stats,
+    pgradient,
+    with_gradients,
+)
 from fluxutils_py.praytools.threads import Threads
 from fluxutils_py.training.batch_step import BatchStep
 from fluxutils_py.training.loop import Loop

@@ -2,9 +2,8 @@
 
 from fluxutils_py.training.batch_step import BatchStep
 from fluxutils_py.training.checkpointer import Checkpointer
-from fluxutils_py.training.dataset import Batch, Map, ReadAhead, Take
+from fluxutils_py.training.dataset import Batch, InMemory, Map, ReadAhead, Take
 from fluxutils_py.training.hooks import StopTraining
-from fluxutils_py.training.in_memory import InMemory
 from fluxutils_py.training.loop import Loop
 from fluxutils_py.training.optuna_pruning import OptunaPruning
 from fluxutils_py.training.step_info import StepInfo

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from fluxutils_py.data.parts import array_split_slice
 from fluxutils_py.errors import LoadError
 from fluxutils_py.nn.recurrent import Recur, State, map_state
 from fluxutils_py.nn.states import recurrent_layers
+from fluxutils_py.parallel.communicator import mean_of_buffers as mean_of_buffers  # as states are
 
 
 def reshard(
@@ -94,33 +94,3 @@ def _state_rows(
         return None
     where = (slice(None),) * layer.batch_dim + (share,)
     return map_state(lambda t: t[where], whole)
-
-
-def mean_of_buffers(
-    buffers: Sequence[dict[str, Tensor]], weights: Sequence[float]
-) -> dict[str, Tensor]:
-    """Return the weighted means of buffers that differ between ranks; integers take the values of
-    rank 0.
-    """
-    shares = torch.tensor(weights, dtype=torch.float64)
-    if not shares.sum():  # no rank has data: all count alike
-        shares = torch.ones_like(shares)
-    shares = shares / shares.sum()
-    means = {}
-    for name in buffers[0]:
-        values = [of_rank[name] for of_rank in buffers]
-        means[name] = _mean_of_buffer(values, shares)
-    return means
-
-
-def _mean_of_buffer(values: list[Tensor], shares: Tensor) -> Tensor:
-    first = values[0]
-    if not first.is_floating_point():
-        return first
-    if all(torch.equal(first, value) for value in values):
-        return first  # to the last bit, which a mean may lose
-    total = first.new_zeros(())
-    for value, share in zip(values, shares, strict=True):
-        if share:  # the buffer of a rank without data may be anything
-            total = total + value.double() * share
-    return total.to(first.dtype)

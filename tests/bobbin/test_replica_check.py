@@ -3,7 +3,7 @@
 import torch
 
 from fluxutils_py.bobbin import assert_replica_integrity, gather_from_processes
-from fluxutils_py.bobbin.replica_check import gather_from_jax_processes
+from fluxutils_py.bobbin.evaluation import gather_from_jax_processes
 
 
 def test_one_process_has_integrity():

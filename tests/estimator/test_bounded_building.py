@@ -1,11 +1,10 @@
-"""fluxutils_py.estimator.bounded_building."""
+"""fluxutils_py.estimator.persistence."""
 
 import pytest
-import torch
 from torch import nn
 
 from fluxutils_py.errors import LoadError
-from fluxutils_py.estimator.bounded_building import build_bounded
+from fluxutils_py.estimator.persistence import build_bounded
 
 STORED = nn.Linear(3, 2).state_dict()
 
@@ -18,14 +17,15 @@ def test_what_fits_is_built_on_the_processor():
 @pytest.mark.parametrize("sizes", [(3, 10**10), (4, 2)])
 def test_shapes_are_compared_before_memory_is_taken(sizes):
     with pytest.raises(
-        LoadError, match=rf"a\.pt.*\n.*weight: \(2, 3\) .*\({sizes[1]}, {sizes[0]}\)"
+        LoadError, match=rf"a\.pt(.|\n)*weight: .*\[2, 3\].*\[{sizes[1]}, {sizes[0]}\]"
     ):
         build_bounded(lambda: nn.Linear(*sizes), STORED, "a.pt")
 
 
-def test_models_of_far_more_parts_are_refused():
-    with pytest.raises(LoadError, match=r"a\.pt.*far more parts"):
+def test_models_of_far_more_parameters_are_refused():
+    with pytest.raises(LoadError, match=r"a\.pt.*far more parameters"):
         build_bounded(lambda: nn.LSTM(1, 1, num_layers=10**6), STORED, "a.pt")
+    assert len(nn.Sequential(*(nn.Linear(1, 1) for _ in range(300)))) == 300
 
 
 def test_models_that_look_at_values_while_they_are_built_are_built():
@@ -35,9 +35,3 @@ def test_models_that_look_at_values_while_they_are_built_are_built():
             float(self.weight.sum())
 
     assert build_bounded(Looks, STORED, "a.pt").weight.shape == (2, 3)
-
-
-def test_parts_are_counted_in_this_block_only():
-    build_bounded(lambda: nn.Linear(3, 2), STORED, "a.pt")
-    assert len(nn.Sequential(*(nn.Linear(1, 1) for _ in range(300)))) == 300
-    assert torch.empty(1).device.type == "cpu"

@@ -367,8 +367,7 @@ def test_weights_of_8_bits_say_their_error(cell, n_missing, target, x, rng, tmp_
     # weights that do differ
     assert said > 1e-5
     assert "static const signed char" not in (tmp_path / "floats.h").read_text()
-    assert est.export(tmp_path / "model.h", format="c", quantize="int8") > 1e-5
-    assert "standard-normal" in (tmp_path / "model.h").read_text()
+    assert est.export(tmp_path / "model.h", format="c", quantize="int8") is None
 
 
 class Own(nn.Module):
@@ -433,9 +432,9 @@ def test_wrong_settings(x, tmp_path):
         est.export(path, format="c", quantize="int4")
     with pytest.raises(ValueError, match=r"example= .*quantize='int8'"):
         est.export(path, format="c", example=x)
-    with pytest.raises(ExportError, match=r"example .*\(F, N, T\), got shape"):
+    with pytest.raises(ShapeError, match=r"arrays \(F, N, T\)"):
         est.export(path, format="c", quantize="int8", example=x[0])
-    with pytest.raises(ExportError, match=r"example has 2 .*model takes 3"):
+    with pytest.raises(ShapeError, match=r"\(3, 5\), got \(2, 5\)"):
         est.export(path, format="c", quantize="int8", example=x[:2])
     with pytest.raises(ExportError, match="prefix must begin with a letter"):
         est.export(path, format="c", prefix="2nd")

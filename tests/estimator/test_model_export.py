@@ -235,12 +235,12 @@ def test_several_outputs_need_names(x, tmp_path):
 
     est = Estimator(Two(), loss, spec=SPEC).fit((x, x[:2]), (x[:1], x[1:]))
     path = tmp_path / "m.pt2"
-    with pytest.raises(ExportError, match=r"2 outputs, .*output_names="):
+    with pytest.raises(ExportError, match=r"2 outputs: .*output_names="):
         est.export(path, "torch")
     for names in (["a"], ["a", "a"], ["a", "state.0"]):
-        with pytest.raises(ExportError, match="output_names must be 2 different names"):
+        with pytest.raises(ExportError, match="lists of so many different names"):
             est.export(path, "torch", output_names=names)
-    with pytest.raises(ExportError, match="'a' names both an input and an output"):
+    with pytest.raises(ExportError, match="different names"):
         est.export(path, "torch", input_names=["a", "v"], output_names=["a", "b"])
     est.export(path, "torch", input_names=["u", "v"], output_names=["a", "b"])
     assert check_export(path, est, (x, x[:2])) < 1e-5

@@ -1,6 +1,5 @@
 """Parameters inside arguments: found, set, searched; what the user gave stays as it is."""
 
-import copy
 import functools
 import sys
 from collections import OrderedDict, namedtuple
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 import sklearn
 import torch
-from sklearn.base import BaseEstimator, clone
+from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV, ParameterGrid
 from sklearn.pipeline import Pipeline
 from sklearn.preprocessing import FunctionTransformer
@@ -26,7 +25,7 @@ from sklearn.utils.estimator_checks import (
     check_set_params,
 )
 from torch import nn
-from torch.optim import SGD, Adam, AdamW, lr_scheduler
+from torch.optim import SGD, AdamW, lr_scheduler
 
 from fluxutils_py import Estimator, EstimatorRegressor, Spec, net2vec
 from fluxutils_py.errors import SpecError
@@ -181,15 +180,6 @@ def test_what_is_inside_an_optimizer_is_found():
     assert inside(Estimator(opt=lambda p: SGD(p, 0.1)), "opt") == {}
 
 
-def test_an_optimizer_instance_shows_what_is_in_force_in_its_first_group():
-    net = instance()
-    opt = AdamW(
-        [{"params": net[0].parameters(), "lr": 0.3}, {"params": net[1].parameters()}],
-        weight_decay=0.5,
-    )
-    assert inside(Estimator(net, opt=opt), "opt") == {**ADAMW, "lr": 0.3, "weight_decay": 0.5}
-
-
 @pytest.mark.parametrize("kind", SPECS)
 def test_what_is_inside_a_spec_is_found(kind):
     found = inside(Estimator(spec=SPECS[kind](epochs=2, batchsize=3, seqsize=5)), "spec")
@@ -234,7 +224,7 @@ def test_a_spec_is_replaced_by_one_that_differs(kind):
     assert est.set_params(spec__batchsize=4, spec__seqsize=None) is est
     assert fields(spec) == {"epochs": 2, "batchsize": 3, "seqsize": 5}
     assert fields(est.spec) == {"epochs": 2, "batchsize": 4, "seqsize": None}
-    assert type(est.spec) is type(spec)
+    assert type(est.spec) is (type(spec) if kind in ("frozen dataclass", "Spec") else dict)
     if kind == "frozen dataclass":
         assert est.spec.steps == 8
 
@@ -243,7 +233,7 @@ def test_a_spec_is_replaced_by_one_that_differs(kind):
 def test_optional_fields_of_a_spec_can_be_added_where_it_takes_more(kind):
     spec = SPECS[kind](epochs=2, batchsize=3, seqsize=5)
     est = Estimator(spec=spec)
-    if kind in ("namedtuple", "typed namedtuple", "frozen dataclass", "slots"):
+    if kind == "frozen dataclass":
         with pytest.raises(SpecError, match=r"^Invalid parameter 'patience' for spec "):
             est.set_params(spec__patience=6)
         assert est.spec is spec
@@ -326,17 +316,6 @@ def test_parameters_inside_parameters_are_set_the_same_way():
     assert step.keywords == {"step_size": 5}
 
 
-def test_an_estimator_inside_is_cloned():
-    class Settings(BaseEstimator):
-        def __init__(self, epochs=1, batchsize=2, seqsize=3):
-            self.epochs, self.batchsize, self.seqsize = epochs, batchsize, seqsize
-
-    spec = Settings()
-    est = Estimator(spec=spec).set_params(spec__epochs=4)
-    assert (spec.epochs, est.spec.epochs) == (1, 4)
-    assert est.get_params()["spec__epochs"] == 4
-
-
 def test_arguments_come_before_what_is_inside_them():
     wide = functools.partial(GRU, num_layers=2)
     est = Estimator(spec=Spec(epochs=7)).set_params(
@@ -391,68 +370,6 @@ def test_setting_a_default_changes_nothing_but_rounding():
     torch.testing.assert_close(learnt(same), learnt(plain), rtol=1e-12, atol=1e-12)
 
 
-# -- optimizer instances --------------------------------------------------------------------------------------
-
-
-def grouped():
-    """A model and an optimizer of it with a learning rate for each layer."""
-    net = instance()
-    opt = Adam(
-        [{"params": net[0].parameters(), "lr": 0.01}, {"params": net[1].parameters(), "eps": 1e-3}],
-        lr=0.02,
-    )
-    return net, opt
-
-
-def test_an_optimizer_instance_is_copied_and_stays_bound_to_the_model():
-    net, opt = grouped()
-    before = copy.deepcopy((opt.defaults, [{**g, "params": None} for g in opt.param_groups]))
-    est = Estimator(net, opt=opt).set_params(opt__betas=(0.5, 0.6))
-    assert est.opt is not opt
-    assert type(est.opt) is Adam
-    assert [[id(p) for p in g["params"]] for g in est.opt.param_groups] == [
-        [id(p) for p in layer.parameters()] for layer in net
-    ]
-    assert [(g["lr"], g["eps"], g["betas"]) for g in est.opt.param_groups] == [
-        (0.01, 1e-8, (0.5, 0.6)), (0.02, 1e-3, (0.5, 0.6))
-    ]  # fmt: skip
-    assert est.opt.defaults == {**opt.defaults, "betas": (0.5, 0.6)}
-    assert before == (opt.defaults, [{**g, "params": None} for g in opt.param_groups])
-
-
-@pytest.mark.slow
-def test_fit_with_a_changed_optimizer_instance_equals_one_built_so():
-    net, opt = grouped()
-    spec = Spec(epochs=2, batchsize=4, seqsize=5)
-    changed = Estimator(net, opt=opt, spec=spec, random_state=0).set_params(opt__lr=0.05)
-    built = Adam(
-        [{"params": net[0].parameters()}, {"params": net[1].parameters(), "eps": 1e-3}], lr=0.05
-    )
-    assert torch.equal(
-        learnt(changed), learnt(Estimator(net, opt=built, spec=spec, random_state=0))
-    )
-    assert not torch.equal(
-        learnt(changed), learnt(Estimator(net, opt=opt, spec=spec, random_state=0))
-    )
-
-
-@pytest.mark.slow
-def test_clones_of_clones_with_changed_optimizer_instances_fit_alike():
-    net, opt = grouped()
-    est = Estimator(net, opt=opt, spec=Spec(epochs=2, batchsize=4, seqsize=5), random_state=0)
-    est.set_params(opt__eps=1e-2)
-    again = clone(clone(est).set_params(opt__lr=0.05)).set_params(spec__epochs=3)
-    assert [id(p) for g in again.opt.param_groups for p in g["params"]] == [
-        id(p) for p in again.model.parameters()
-    ]
-    assert not {id(p) for p in again.model.parameters()} & {id(p) for p in net.parameters()}
-    expected = Adam(net.parameters(), lr=0.05, eps=1e-2)
-    expected = Estimator(
-        net, opt=expected, spec=Spec(epochs=3, batchsize=4, seqsize=5), random_state=0
-    )
-    assert torch.equal(learnt(again), learnt(expected))
-
-
 # -- what cannot be set ---------------------------------------------------------------------------------------
 
 
@@ -461,32 +378,26 @@ def test_clones_of_clones_with_changed_optimizer_instances_fit_alike():
     [
         (Estimator(Net), {"model__hiden": 3},
          "Invalid parameter 'hiden' for model (Net). Valid parameters are: ['bias', 'cell', "
-         "'hidden']. Did you mean 'model__hidden'?"),
+         "'hidden']."),
         (Estimator(functools.partial(make_net, hidden=2)), {"model__width": 3},
          "Invalid parameter 'width' for model (make_net). Valid parameters are: ['hidden']."),
         (Estimator(make_lazy), {"model__epss": 3},
-         "Invalid parameter 'epss' for model (make_lazy). Valid parameters are: ['eps']. Did you "
-         "mean 'model__eps'?"),
+         "Invalid parameter 'epss' for model (make_lazy). Valid parameters are: ['eps']."),
         (Estimator(opt=sgd), {"opt__weights": 3},
          "Invalid parameter 'weights' for opt (sgd). Valid parameters are: ['lr', 'momentum']."),
         (Estimator(), {"opt__epochs": 3},
-         f"Invalid parameter 'epochs' for opt (AdamW). Valid parameters are: {sorted(ADAMW)}. "
-         "Did you mean 'spec__epochs'?"),
+         f"Invalid parameter 'epochs' for opt (AdamW). Valid parameters are: {sorted(ADAMW)}."),
         (Estimator(), {"spec__batch_size": 3},
-         f"Invalid parameter 'batch_size' for spec (Spec). Valid parameters are: {sorted(SPEC)}. "
-         "Did you mean 'spec__batchsize'?"),
+         f"Invalid parameter 'batch_size' for spec (Spec). Valid parameters are: {sorted(SPEC)}."),
         (Estimator(spec={"epochs": 1, "batchsize": 2, "seqsize": 3, "note": 4}), {"spec__batch_size": 3},
          "Invalid parameter 'batch_size' for spec (dict). Valid parameters are: "
-         f"{sorted([*SPEC, 'note'])}. Did you mean 'spec__batchsize'?"),
-        (Estimator(spec=Triple(1, 2, 3)), {"spec__foo": 3},
-         "Invalid parameter 'foo' for spec (Triple). Valid parameters are: ['batchsize', "
-         "'epochs', 'seqsize']."),
+         f"{sorted([*SPEC, 'note'])}."),
         (Estimator(spec=Frozen(1, 2, 3)), {"spec__steps": 3},
          "Invalid parameter 'steps' for spec (Frozen). "
          "Valid parameters are: ['batchsize', 'epochs', 'note', 'seqsize']."),
-        (Estimator(spec=Slots(1, 2, 3)), {"spec__clip": 3},
-         "Invalid parameter 'clip' for spec (Slots). Valid parameters are: ['batchsize', "
-         "'epochs', 'seqsize']."),
+        (Estimator(opt=SGD(instance().parameters(), 0.1)), {"opt__lr": 3},
+         "Invalid parameter 'lr' for opt (SGD): an instance cannot be built again; "
+         "give its class, a function that makes one, or a functools.partial of either."),
         (Estimator(spec=Plain(1, 2, 3)), {"spec__foo": 3},
          f"Invalid parameter 'foo' for spec (Plain). Valid parameters are: {sorted(SPEC)}."),
         (Estimator(spec=3), {"spec__epochs__foo": 3},
@@ -501,15 +412,15 @@ def test_clones_of_clones_with_changed_optimizer_instances_fit_alike():
         (Estimator(), {"opt__params": 3}, "Invalid parameter 'params' for opt (AdamW): fit fills it in."),
         (Estimator(spec=Spec(lr_schedule=lr_scheduler.StepLR)), {"spec__lr_schedule__stepsize": 3},
          "Invalid parameter 'stepsize' for spec__lr_schedule (StepLR). Valid parameters are: "
-         "['gamma', 'last_epoch', 'step_size']. Did you mean 'spec__lr_schedule__step_size'?"),
+         "['gamma', 'last_epoch', 'step_size']."),
         (Estimator(), {"spec__epochs__foo": 3},
          "Invalid parameter 'foo' for spec__epochs (NoneType). Valid parameters are: []."),
         (Estimator(), {"batchsize": 3},
          f"Invalid parameter 'batchsize' for estimator Estimator. Valid parameters are: "
-         f"{Estimator._get_param_names()}. Did you mean 'spec__batchsize'?"),
+         f"{Estimator._get_param_names()}. It is a field of the spec: spec__batchsize."),
         (Estimator(), {"modle__n_hidden": 3},
          f"Invalid parameter 'modle__n_hidden' for estimator Estimator. Valid parameters are: "
-         f"{Estimator._get_param_names()}. Did you mean 'model__n_hidden'?"),
+         f"{Estimator._get_param_names()}."),
         (Estimator(loss=nn.HuberLoss()), {"loss__delta": 3},
          "Invalid parameter 'loss__delta' for estimator Estimator: what is inside loss cannot be "
          "set; give loss as a whole."),
@@ -534,11 +445,6 @@ def test_nothing_is_set_when_one_name_is_unknown():
 def test_functions_that_take_anything_are_given_anything():
     est = Estimator(make_open, spec=Spec(epochs=1)).set_params(model__bias=False, model__widht=3)
     assert est.model.keywords == {"bias": False, "widht": 3}
-
-
-def test_mappings_take_new_keys():
-    spec = {"epochs": 1, "batchsize": 2, "seqsize": 3}
-    assert Estimator(spec=spec).set_params(spec__note="mine").spec == {**spec, "note": "mine"}
 
 
 # -- scikit-learn's tools ---------------------------------------------------------------------------------------
@@ -583,20 +489,6 @@ def test_grids_search_inside_arguments_in_several_processes(kind):
     assert best.model.keywords["hidden"] == search.best_params_["model__hidden"]
     assert fields(spec) == {"epochs": 2, "batchsize": 7, "seqsize": 5}
     assert (est.spec, est.opt) == (spec, AdamW)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("sent_by_value", "forked_workers")
-def test_grids_search_optimizer_instances_in_several_processes():
-    net, opt = grouped()
-    est = Estimator(net, opt=opt, spec=Spec(epochs=1, batchsize=4, seqsize=5), random_state=0)
-    everything = np.arange(F)
-    grid = {"opt__lr": [0.1, 0.01]}
-    search = GridSearchCV(
-        est, grid, cv=[(everything, everything)], n_jobs=2, error_score="raise"
-    ).fit(X, Y)
-    scores = [clone(est).set_params(opt__lr=lr).fit(X, Y).score(X, Y) for lr in (0.1, 0.01)]
-    assert search.cv_results_["mean_test_score"] == pytest.approx(scores, rel=1e-9)
 
 
 def test_pipelines_reach_inside():

@@ -383,25 +383,14 @@ def test_metrics_of_labels_name_the_way_out(several):
     for name in ("f1", "accuracy"):
         with pytest.raises(SpecError, match=rf"{name}.*continuous.*pooled_scorer\(lambda"):
             pooled_scorer(name)(est, samples(x), samples(y))
-    with pytest.raises(TypeError, match="'f1_score' takes no argument 'mean'"):
-        pooled_scorer(f1_score, mean="macro")
 
 
 # -- errors --------------------------------------------------------------------------------------------
 
 
 def test_unknown_names_are_errors():
-    for name, hint in (
-        ("neg_mean_square_error", "did you mean 'neg_mean_squared_error'?"),
-        ("xyz", "sklearn.metrics.get_scorer_names() lists them, or give a function"),
-    ):
-        with pytest.raises(SpecError) as e:
-            pooled_scorer(name)
-        assert str(e.value) == f"pooled_scorer knows no metric {name!r}; {hint}"
-    for name in ("r2", "accuracy"):
-        with pytest.raises(TypeError) as t:
-            pooled_scorer(name, multioutput="raw_values")
-        assert str(t.value) == f"the metric {name!r} takes no argument 'multioutput'"
+    with pytest.raises(ValueError, match=r"'xyz' is not a valid scoring value.*get_scorer_names"):
+        pooled_scorer("xyz")
 
 
 def test_metrics_without_weights_take_none(data):

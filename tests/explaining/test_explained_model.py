@@ -6,7 +6,7 @@ import pytest
 from numpy.testing import assert_allclose
 
 from fluxutils_py import Estimator, SequenceScaler, explain, samples
-from fluxutils_py.explaining.explained_model import read_model, read_past
+from fluxutils_py.explaining.integrated_gradients import read_model, read_past
 
 X = np.random.default_rng(0).normal(2, 3, size=(2, 5, 12))
 SPEC = {"epochs": 1, "batchsize": 3, "seqsize": 7}

@@ -6,7 +6,7 @@ import torch
 from numpy.testing import assert_allclose
 from torch import nn
 
-from fluxutils_py.explaining.path_gradients import MOST_ROWS, PathGradients
+from fluxutils_py.explaining.integrated_gradients import MOST_ROWS, PathGradients
 from fluxutils_py.nn import GRU
 from fluxutils_py.steps.session import InferenceSession
 

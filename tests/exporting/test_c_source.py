@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fluxutils_py.errors import ExportError
-from fluxutils_py.exporting.c_source import check_prefix, number, table
+from fluxutils_py.exporting.c_header import check_prefix, number, table
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

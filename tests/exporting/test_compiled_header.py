@@ -25,7 +25,7 @@ def test_each_series_starts_anew(dtype, tmp_path, rng):
     x = rng.normal(size=(3, 4, 11)).astype(dtype)  # (F, N, T)
     with torch.no_grad():
         wanted = model(torch.from_numpy(x.transpose(2, 1, 0).copy())).numpy()
-    (found,) = run_header(path, x)
+    found = run_header(path, x)
     assert found.shape == (11, 4, 2)
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 if dtype == "float32" else 1e-12)
 

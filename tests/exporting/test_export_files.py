@@ -4,6 +4,7 @@ import json
 import sys
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from torch import nn
@@ -11,13 +12,12 @@ from torch import nn
 from fluxutils_py.errors import ExportError, LoadError
 from fluxutils_py.exporting.export_files import (
     ExportedModel,
-    _drop_unused,
     read_metadata,
     write_graph,
 )
 from fluxutils_py.exporting.graph import Graph
 from fluxutils_py.exporting.steps import ModelStep
-from fluxutils_py.nn import LSTM
+from fluxutils_py.nn import LSTM, RollingStatistics
 
 
 @pytest.fixture(scope="module")
@@ -73,21 +73,16 @@ def test_an_onnx_file_has_named_axes_and_states_after_the_inputs(graph, tmp_path
     assert {o.domain for o in model.opset_import} == {""}
 
 
-def test_constants_that_nothing_reads_are_left_out():
-    from onnx import helper
-
-    def numbers(name):
-        return helper.make_tensor(name, 1, [1], [0.5])
-
-    result = helper.make_tensor_value_info("r", 1, [1])
-    branch = helper.make_graph([helper.make_node("Neg", ["inside"], ["r"])], "branch", [], [result])
-    nodes = [helper.make_node("If", ["c"], ["y"], then_branch=branch, else_branch=branch)]
-    inputs = [helper.make_tensor_value_info("c", 9, [])]
-    outputs = [helper.make_tensor_value_info(name, 1, [1]) for name in ("y", "given")]
-    constants = [numbers(name) for name in ("unread", "inside", "given")]
-    graph = helper.make_graph(nodes, "graph", inputs, outputs, constants)
-    _drop_unused(graph)
-    assert [tensor.name for tensor in graph.initializer] == ["inside", "given"]
+@pytest.mark.slow
+def test_constants_that_nothing_reads_are_left_out(tmp_path):
+    model = nn.Sequential(RollingStatistics(3, [2, 4]), nn.Linear(18, 1)).eval()
+    steps = [ModelStep(model, [torch.zeros(4, 2, 3)])]
+    write_graph(tmp_path / "m.onnx", Graph([torch.zeros(3)], steps=steps), "onnx", "x", "y", {})
+    (scan,) = (graph := onnx.load(tmp_path / "m.onnx").graph).node
+    (body,) = (attribute.g for attribute in scan.attribute if attribute.HasField("g"))
+    read = {name for node in (*graph.node, *body.node) for name in node.input}
+    read |= {output.name for part in (graph, body) for output in part.output}
+    assert {tensor.name for tensor in (*graph.initializer, *body.initializer)} <= read
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from fluxutils_py.exporting.rounded_weights import with_rounded_weights
+from fluxutils_py.estimator.c_export import with_rounded_weights
 from fluxutils_py.nn import GRU, LRU, LSTM, MGU, MinGRU, SequenceStack
 from fluxutils_py.nn.closed_form_model import lag_model
 from fluxutils_py.steps.operations import CellStep, Dense, quantized

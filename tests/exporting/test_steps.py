@@ -92,7 +92,7 @@ class WithLoss(nn.Module):
         (nn.Sequential(Recur(FromOnes())), "'0' does not start from zeros"),
         (Bidirectional(), r"rnn \(LSTM\) is bidirectional"),
         (WithAhead(), r"ahead \(LooksAhead\) reads the future"),
-        (WithLoss(nn.MSELoss()), r"criterion \(MSELoss\) is a loss"),
+        (WithLoss(nn.MSELoss()), r"gives a loss for a step"),
         (WithLoss(None), "WithLoss gives a loss"),
     ],
     ids=["initial state", "bidirectional", "ahead", "loss module", "loss"],

@@ -11,7 +11,7 @@ from fluxutils_py.data.segments import Segments
 from fluxutils_py.errors import DataError, SpecError
 from fluxutils_py.forecasting import Forecaster
 from fluxutils_py.forecasting.features import Features
-from fluxutils_py.forecasting.network_choice import (
+from fluxutils_py.forecasting.model_fitting import (
     best_network,
     candidate_networks,
     relative_error,

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fluxutils_py.errors import DataError
-from fluxutils_py.gomlx.element_weights import target_and_weight, weights_differ
+from fluxutils_py.gomlx.running_metrics import target_and_weight, weights_differ
 
 
 def test_mask_and_weights_in_any_order_are_multiplied():

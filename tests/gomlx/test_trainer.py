@@ -436,18 +436,6 @@ def test_a_loss_must_be_a_tensor():
         Trainer(net(), lambda p, y: p.sum().item(), torch.optim.Adam).train_step((X, Y))
 
 
-def test_batches_of_one_kind_have_as_many_inputs_and_labels():
-    trainer = Trainer(net(), mse, torch.optim.Adam)
-    trainer.train_step((X, Y))
-    with pytest.raises(ValueError, match=r".") as caught:
-        trainer.train_step(((X, X), Y))
-    assert str(caught.value) == (
-        "kind None came with 1 inputs and 1 labels before, now with 2 and 1; give batches of "
-        "another kind another name"
-    )
-    trainer.train_step((X[:2], Y[:2]))  # other shapes are fine
-
-
 @pytest.mark.parametrize(
     ("loss_fn", "what"),
     [

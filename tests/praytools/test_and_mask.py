@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from fluxutils_py.praytools.and_mask import maskedgrad, signalign
+from fluxutils_py.praytools.sample_gradients import maskedgrad, signalign
 
 XS = [
     torch.tensor([1.0, 1.0, -1.0]),

@@ -14,7 +14,7 @@ from fluxutils_py.data.parts import dividebatch
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.nn import LSTM
 from fluxutils_py.praytools.functional import autotrain, itrain, ptrain, train, ttrain
-from fluxutils_py.praytools.threaded_gradients import pgradient, tgradient
+from fluxutils_py.praytools.sample_gradients import pgradient, tgradient
 from fluxutils_py.training import StopTraining
 
 SGD = lambda params: torch.optim.SGD(params, lr=0.1)  # noqa: E731

@@ -10,12 +10,13 @@ from torch import nn
 
 from fluxutils_py.data.parts import dividebatch
 from fluxutils_py.praytools.functional import ptrain
-from fluxutils_py.praytools.sample_gradients import map_in_threads, tree_reduce
-from fluxutils_py.praytools.threaded_gradients import (
+from fluxutils_py.praytools.sample_gradients import (
+    map_in_threads,
     paralelization_stats,
     parallelization_stats,
     pgradient,
     tgradient,
+    tree_reduce,
 )
 from fluxutils_py.praytools.threads import Threads
 

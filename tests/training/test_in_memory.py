@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fluxutils_py.errors import DataError
-from fluxutils_py.training.in_memory import InMemory
+from fluxutils_py.training.dataset import InMemory
 from fluxutils_py.training.minibatch import Minibatch
 
 X = np.random.default_rng(0).normal(5, 3, size=(37, 3))

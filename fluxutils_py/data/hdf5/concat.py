@@ -11,26 +11,24 @@ import h5py
 import numpy as np
 
 from fluxutils_py.data.arrays import Names
-from fluxutils_py.data.hdf5.attributes import (
-    fnt_axes,
-    read_axes,
-    read_names,
-    warn_of_packing,
-    write_names,
-)
-from fluxutils_py.data.hdf5.datasets import check_sources
 from fluxutils_py.data.hdf5.h5lazy import H5Lazy
 from fluxutils_py.data.hdf5.mapping import h5mmap
 from fluxutils_py.data.hdf5.opening import (
     PathLike,
     Shape,
     check_path,
+    check_sources,
     describe,
+    fnt_axes,
     get_object,
     holds_numbers,
     numpy_dtype,
     open_file,
+    read_axes,
+    read_names,
+    warn_of_packing,
     wrap_h5_errors,
+    write_names,
 )
 from fluxutils_py.data.hdf5.writing import allocate, copy_into, new_file
 from fluxutils_py.errors import H5DataError
@@ -48,7 +46,6 @@ class Part(NamedTuple):
     axes: str | None
     shape: Shape  # as (F, N, T)
     dtype: np.dtype
-    h5_type: h5py.h5t.TypeID
     names: Names | None  # of features
 
 
@@ -64,9 +61,9 @@ def h5concat(
     """Concatenate the datasets of many HDF5 files along one or two axes.
 
     Joins every numeric dataset at the top level with the datasets of the same name in the other
-    files; where no file has data, the result has zeros. Copies datasets that lack the axis or are
-    not numeric; they must be equal in the files that have them. Copies groups whole from the first
-    file that has them, and attributes from the first file.
+    files; where no file has data, the result has zeros. Copies groups, and
+    datasets that lack the axis or are not numeric, from the first file that has them, and
+    attributes from the first file.
 
     Parameters
     ----------
@@ -124,7 +121,7 @@ def h5concat(
         for name, parts in joined.items():
             shape, places = _place_parts(name, parts, rows, join_axes)
             feature_names = _feature_names(name, parts, places, shape)
-            dtype = _common_type(name, parts, virtual)
+            dtype = np.result_type(*(part.dtype for part in parts))
             order = np.argsort(fnt_axes(parts[0].axes, len(shape))).tolist()
             in_file = tuple(shape[i] for i in order)
             if virtual:
@@ -191,25 +188,15 @@ def _inspect_sources(
     """
     joined: dict[str, list[Part]] = {}
     copied: dict[str, str] = {}
-    values: dict[str, Any] = {}  # of datasets that can only be copied
     for path in paths:
         with open_file(path) as file, wrap_h5_errors(path):
             for name in dict.fromkeys(names or file):
                 item = get_object(file, path, name)
-                if isinstance(item, h5py.Dataset) and _can_be_joined(item, dims):
+                is_array = isinstance(item, h5py.Dataset) and holds_numbers(item)
+                if is_array and all(-item.ndim <= d < item.ndim for d in dims):
                     joined.setdefault(name, []).append(_read_part(item, path, name, axes))
-                    continue
-                copied.setdefault(name, path)
-                if isinstance(item, h5py.Group):
-                    continue
-                value = item[()]
-                if not _equal_values(values.setdefault(name, value), value):
-                    raise H5DataError(
-                        f"{describe(path, name)} is no array of numbers with an axis "
-                        f"{_shown(dims)}, so that it can only be copied, and is not the same as in "
-                        f"{copied[name]}; put it into a group (which is copied from the first file)"
-                        " or leave it out with names=[...]"
-                    )
+                else:
+                    copied.setdefault(name, path)
     _check_joined(paths, joined, copied, dims)
     return joined, copied
 
@@ -234,20 +221,8 @@ def _check_joined(
             )
 
 
-def _can_be_joined(dataset: h5py.Dataset, dims: Dims) -> bool:
-    return holds_numbers(dataset) and all(-dataset.ndim <= d < dataset.ndim for d in dims)
-
-
 def _shown(dims: Dims) -> str:
     return str(dims[0] if len(dims) == 1 else dims)
-
-
-def _equal_values(a: Any, b: Any) -> bool:
-    if isinstance(a, h5py.Empty) or isinstance(b, h5py.Empty):  # NumPy has no such value
-        return a == b
-    a = np.asarray(a)
-    b = np.asarray(b)
-    return a.dtype == b.dtype and np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
 
 
 def _read_part(dataset: h5py.Dataset, path: str, name: str, axes: str | None) -> Part:
@@ -261,7 +236,6 @@ def _read_part(dataset: h5py.Dataset, path: str, name: str, axes: str | None) ->
         letters,
         shape,
         numpy_dtype(dataset),
-        dataset.id.get_type().copy(),  # it is used after the file was closed
         read_names(dataset, shape[0]) if len(shape) == 3 else None,
     )
 
@@ -305,23 +279,6 @@ def _place_parts(
 def _sizes(part: Part, along: list[int]) -> list[int]:
     """Return the sizes along the other axes."""
     return [n for axis, n in enumerate(part.shape) if axis not in along]
-
-
-def _common_type(name: str, parts: list[Part], virtual: bool) -> Any:
-    """Return the type of the joined dataset: the HDF5 type if all are equal, else NumPy's
-    promotion.
-    """
-    first = parts[0]
-    if all(part.h5_type.equal(first.h5_type) for part in parts):
-        # NumPy lacks some types, of which copies hold what h5py reads
-        return h5py.Datatype(first.h5_type) if virtual else first.dtype
-    dtypes = {part.dtype for part in parts}
-    if virtual and any(dtype.kind == "b" for dtype in dtypes):
-        raise H5DataError(
-            f"{describe(first.path, name)} has another type than in the other files, and HDF5 "
-            "cannot convert booleans in a virtual dataset; pass virtual=False"
-        )
-    return np.result_type(*dtypes)
 
 
 def _feature_names(name: str, parts: list[Part], places: list[Shape], shape: Shape) -> Names | None:

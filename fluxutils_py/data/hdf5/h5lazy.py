@@ -11,18 +11,21 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from fluxutils_py.data.arrays import DuckArray
-from fluxutils_py.data.hdf5.attributes import fnt_axes, read_axes, read_names, warn_of_packing
-from fluxutils_py.data.hdf5.datasets import check_sources
 from fluxutils_py.data.hdf5.opening import (
     PathLike,
     check_path,
     check_same_file,
+    check_sources,
     current_identity,
     describe,
     find_dataset,
+    fnt_axes,
     identity_of,
     numpy_dtype,
     open_file,
+    read_axes,
+    read_names,
+    warn_of_packing,
     wrap_h5_errors,
 )
 from fluxutils_py.data.indexing import (

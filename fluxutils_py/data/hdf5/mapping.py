@@ -11,7 +11,6 @@ from typing import Any
 import h5py
 import numpy as np
 
-from fluxutils_py.data.hdf5.attributes import fnt_axes, read_axes, read_names, warn_of_packing
 from fluxutils_py.data.hdf5.h5lazy import H5Lazy
 from fluxutils_py.data.hdf5.h5map import H5Map
 from fluxutils_py.data.hdf5.opening import (
@@ -20,12 +19,16 @@ from fluxutils_py.data.hdf5.opening import (
     check_path,
     describe,
     find_dataset,
+    fnt_axes,
     get_object,
     holds_numbers,
     identity_of,
     numpy_dtype,
     open_file,
+    read_axes,
+    read_names,
     unmappable_reason,
+    warn_of_packing,
     wrap_h5_errors,
 )
 from fluxutils_py.errors import H5DataError
@@ -61,9 +64,8 @@ def h5mmap(
     mode : "r" or "r+"
         With ``"r+"``, writing to the map writes to the file, for instance in ``est.predict(x,
         out=...)``.
-    fallback : "lazy", "error" or "read"
-        If mapping is impossible, return an :class:`H5Lazy`, raise an error that says why, or read
-        the array into memory.
+    fallback : "lazy" or "error"
+        If mapping is impossible, return an :class:`H5Lazy`, or raise an error that says why.
 
     Returns
     -------
@@ -103,8 +105,8 @@ def h5mmap(
         raise H5DataError(
             f"{where}: mode must be 'r' or 'r+', got {mode!r}; h5create makes new datasets"
         )
-    if fallback not in ("lazy", "error", "read"):
-        raise H5DataError(f"{where}: fallback must be 'lazy', 'error' or 'read', got {fallback!r}")
+    if fallback not in ("lazy", "error"):
+        raise H5DataError(f"{where}: fallback must be 'lazy' or 'error', got {fallback!r}")
     for left in reversed(range(ATTEMPTS)):
         try:
             result = _try_map(path, name, axes, mode)
@@ -122,14 +124,9 @@ def h5mmap(
     if fallback == "error":
         raise H5DataError(
             f"{where} cannot be mapped: it {result}; write it again with h5save, or pass "
-            "fallback='lazy' or 'read'"
+            "fallback='lazy'"
         )
-    # also for fallback="read": it is one that reads any dataset
-    lazy = H5Lazy(path, name, axes)
-    if fallback == "lazy":
-        return lazy
-    with lazy:
-        return lazy.read(*map(range, lazy.shape))
+    return H5Lazy(path, name, axes)
 
 
 def _try_map(path: PathLike, name: str, axes: str | None, mode: str) -> np.ndarray | str:
@@ -236,7 +233,7 @@ def _load_object(file: h5py.File, path: PathLike, name: str, axes: str | None, m
             axes = None  # the argument is for arrays of three axes
         if mmap:
             return h5mmap(path, name, axes)
-        return np.array(h5mmap(path, name, axes, fallback="read"))
+        return np.array(h5mmap(path, name, axes))
     if h5py.check_string_dtype(value.dtype) is not None:
         return value.asstr()[()]  # else h5py gives bytes
     return value[()]

@@ -22,21 +22,19 @@ from fluxutils_py.data.arrays import (
     refuse_source,
     to_numpy,
 )
-from fluxutils_py.data.hdf5.attributes import (
-    check_axes,
-    check_names,
-    write_names,
-)
-from fluxutils_py.data.hdf5.datasets import check_dataset
 from fluxutils_py.data.hdf5.h5map import H5Map
 from fluxutils_py.data.hdf5.mapping import h5mmap
 from fluxutils_py.data.hdf5.opening import (
     PathLike,
     Shape,
+    check_axes,
+    check_dataset,
     check_name,
+    check_names,
     check_path,
     describe,
     wrap_h5_errors,
+    write_names,
 )
 from fluxutils_py.data.parts import indbatch
 from fluxutils_py.errors import DataError, H5DataError

@@ -1,4 +1,4 @@
-"""fluxutils_py.data.hdf5.datasets: datasets of h5py given as they are."""
+"""fluxutils_py.data.hdf5.opening: datasets of h5py given as they are."""
 
 import copy
 import io
@@ -11,7 +11,7 @@ import pytest
 
 from fluxutils_py import Estimator, h5concat, h5mmap, h5save, samples, timesteps
 from fluxutils_py.data import LazyArray
-from fluxutils_py.data.hdf5.datasets import check_sources
+from fluxutils_py.data.hdf5.opening import check_sources
 from fluxutils_py.data.ragged import RaggedArray
 from fluxutils_py.errors import DataError, H5DataError
 from tests.plain_networks import plain_classifier
@@ -200,7 +200,7 @@ def test_attributes_of_netcdf_are_named_with_the_remedy(tmp_path, attributes, ch
 
 @pytest.mark.parametrize(
     "attributes",
-    [{"_FillValue": np.nan}, {"scale_factor": 1.0, "add_offset": 0}, {"missing_value": "none"}],
+    [{"_FillValue": np.nan}, {"scale_factor": 1.0, "add_offset": 0}],
     ids=str,
 )
 def test_attributes_that_change_nothing_are_no_warning(tmp_path, attributes):

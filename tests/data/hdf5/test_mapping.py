@@ -175,7 +175,7 @@ def test_number_formats_that_numpy_lacks(tmp_path, kind):
     assert_lazy(h5mmap(tmp_path / "a.h5", "x", axes="TNF"), expected)
     assert error(tmp_path / "a.h5", "x", "TNF", fallback="error") == (
         f"{tmp_path}/a.h5: dataset 'x' cannot be mapped: it has a number format that NumPy lacks; "
-        "write it again with h5save, or pass fallback='lazy' or 'read'"
+        "write it again with h5save, or pass fallback='lazy'"
     )
 
 
@@ -219,12 +219,12 @@ def test_layouts_that_cannot_be_mapped(tmp_path, layout):
     make(path)
     expected = numbers("i4" if layout == "scaleoffset" else "f4")
     assert_lazy(h5mmap(path, "x"), expected)
-    read = h5mmap(path, "x", fallback="read")
+    read = h5load(path, "x", mmap=False)
     assert type(read) is np.ndarray
     assert np.array_equal(read, expected.transpose(2, 1, 0))
     assert error(path, "x", fallback="error") == (
         f"{path}: dataset 'x' cannot be mapped: it {reason}; write it again with h5save, or pass "
-        "fallback='lazy' or 'read'"
+        "fallback='lazy'"
     )
     assert error(path, "x", mode="r+") == (
         f"{path}: dataset 'x' cannot be written to in place: it {reason}; make one that can be "
@@ -242,7 +242,7 @@ def test_virtual_with_a_missing_source(tmp_path):
         f"{path}: dataset 'x' is virtual and 1 of its source files are missing: source1.h5; put "
         "them back, or recreate the dataset (HDF5 would give fill values in their place)"
     )
-    assert "1 of its source files are missing" in error(path, "x", fallback="read")
+    assert "1 of its source files are missing" in error(path, "x")
     os.rename(tmp_path / "elsewhere.h5", tmp_path / "source1.h5")
     assert_lazy(h5mmap(path, "x"), numbers())
 
@@ -526,7 +526,7 @@ def test_bad_options(tmp_path):
         f"{path}: dataset 'x': mode must be 'r' or 'r+', got 'w'; h5create makes new datasets"
     )
     assert error(path, "x", fallback="no") == (
-        f"{path}: dataset 'x': fallback must be 'lazy', 'error' or 'read', got 'no'"
+        f"{path}: dataset 'x': fallback must be 'lazy' or 'error', got 'no'"
     )
 
 
@@ -607,7 +607,7 @@ def test_files_are_closed_again(tmp_path):
     for name in ("x", "chunked", "missing"):
         with contextlib.suppress(H5DataError):
             h5mmap(path, name, fallback="error")
-    h5mmap(path, "chunked", fallback="read")
+    h5load(path, "chunked", mmap=False)
     assert len(os.listdir("/proc/self/fd")) == before
     h5py.File(path, "r+").close()
 

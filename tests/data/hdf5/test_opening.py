@@ -4,8 +4,13 @@ import h5py
 import numpy as np
 import pytest
 
-from fluxutils_py.data.hdf5.attributes import fnt_axes, read_axes
-from fluxutils_py.data.hdf5.opening import find_dataset, open_file, unmappable_reason
+from fluxutils_py.data.hdf5.opening import (
+    find_dataset,
+    fnt_axes,
+    open_file,
+    read_axes,
+    unmappable_reason,
+)
 from fluxutils_py.errors import H5DataError
 
 

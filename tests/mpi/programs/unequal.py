@@ -15,7 +15,7 @@ from torch import nn
 
 from fluxutils_py import Estimator, SequenceScaler
 from fluxutils_py.bobbin import BaseTrainTask
-from fluxutils_py.bobbin.task_step import TaskStep
+from fluxutils_py.bobbin.train_task import TaskStep
 from fluxutils_py.forecasting import Forecaster
 from fluxutils_py.nn import LSTM
 from fluxutils_py.parallel import RankGroup
