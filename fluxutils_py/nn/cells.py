@@ -312,6 +312,7 @@ class CellStack(nn.Module):
     """
 
     takes_windows = True
+    handles_autocast = True  # as the kernels do, and without them in float32
     batch_dim = 1
 
     def __init__(self, cells: list[_Cell], dropout: float = 0.0) -> None:

@@ -280,7 +280,8 @@ class Recur(nn.Module):
             # a module's own way takes a microsecond, at every step
             y, self.__dict__["state"] = result
             return y
-        if torch.is_autocast_enabled("cpu") and x.is_cpu:
+        in_autocast = torch.is_autocast_enabled("cpu") and x.is_cpu
+        if in_autocast and not getattr(module, "handles_autocast", False):
             # torch computes most recurrent layers in bfloat16 on the CPU slowly, or not at all
             self.state = None if self.state is None else map_state(as_float32, self.state)
             with without_autocast(x.device):
