@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from fluxutils_py.data.blocks import block_slices
 from fluxutils_py.estimator.fit_data import ReadData, within
 from fluxutils_py.estimator.fitted_parts import FitChoice
 from fluxutils_py.inputs.inputs import Inputs
@@ -23,6 +25,7 @@ WHOLE = 500  # steps, up to which one target per series is learnt from whole ser
 PASSES = 20
 LEAST_TRIAL = 200  # steps, of which a fifth is held out
 SYMBOLS_READ = 1000  # steps, by which symbols are recognised
+MOST_SYMBOLS = 1000  # integers from here on are numbers
 
 
 def _reads_symbols(inputs: Inputs) -> bool:
@@ -44,6 +47,24 @@ def _reads_symbols(inputs: Inputs) -> bool:
     return True
 
 
+def _count_symbols(inputs: Inputs) -> float:
+    """Return one more than the largest integer of inputs (1, N, T); infinity for numbers."""
+    (x, *others) = inputs.series
+    if others or x.F > 1 or x.kind != "int":
+        return math.inf
+    rows = inputs.local_series()
+    most = 0
+    for series, steps in block_slices(len(rows), rows.max_length):
+        part = rows[series]
+        values = x.read(part, steps.start, steps.stop)
+        exists = np.arange(steps.start, steps.stop)[:, None] < part.length
+        values = values[exists]
+        if values.size and values.min() < 0:
+            return math.inf
+        most = max(most, int(values.max(initial=0)))
+    return most + 1
+
+
 @dataclass(frozen=True)
 class DataSize:
     """What the choice depends on.
@@ -63,6 +84,8 @@ class DataSize:
         If targets are labels.
     has_symbols : bool
         Whether a step of the inputs is a symbol: one feature is 1, the others are 0.
+    n_symbols : int
+        Of integers (1, N, T) that are symbols; 0 for other inputs.
     """
 
     n_features: int
@@ -72,18 +95,23 @@ class DataSize:
     per_series: bool
     n_classes: int | None
     has_symbols: bool = False
+    n_symbols: int = 0
 
     @property
     def has_labelled_symbols(self) -> bool:
         """Whether each symbol of a sequence has a label, as in text."""
         is_sequence = self.longest > 1 and not self.per_series
-        return is_sequence and self.has_symbols and self.n_classes is not None
+        are_symbols = self.has_symbols or self.n_symbols > 0
+        return is_sequence and are_symbols and self.n_classes is not None
 
     @classmethod
     def of(cls, data: ReadData) -> DataSize:
         """Return the size of data of all ranks, up to the last steps with a target."""
         inputs = data.inputs
         segments = within(inputs.segments(), data.counted)
+        most = math.inf
+        if data.classes is not None and not data.targets.per_series and segments.max_length > 1:
+            most = max(data.reader.gather(_count_symbols(inputs)))
         return cls(
             n_features=sum(s.F for s in inputs.series),
             n_series=len(segments),
@@ -92,6 +120,7 @@ class DataSize:
             per_series=data.targets.per_series,
             n_classes=None if data.classes is None else len(data.classes),
             has_symbols=all(data.reader.gather(_reads_symbols(inputs))),
+            n_symbols=int(most) if most <= MOST_SYMBOLS else 0,
         )
 
 
@@ -127,6 +156,7 @@ def choose_model(cell: object, size: DataSize, *, is_fit: bool = True) -> FitCho
         has_statistics=size.longest > 1 and STATISTICS * size.n_features <= MOST_FEATURES,
         has_means=size.longest > 1,
         class_weight=_class_weight_for(size),
+        n_symbols=size.n_symbols,
         needs_trial=is_auto and is_sum and not is_large and size.n_steps >= LEAST_TRIAL,
         **network,
         **windows,

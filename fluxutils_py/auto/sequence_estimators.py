@@ -130,9 +130,10 @@ class _SequenceEstimator(Estimator):
         head: "mingru", "minlstm", "lru" and "attention" are blocks of a
         :class:`fluxutils_py.nn.SequenceStack`; a "tcn" has ``num_layers + 5`` levels. A class is
         called as ``cell(n_in, n_out, num_layers, dropout)``. "auto": "kernels" for one target per
-        series; "lstm" for labels of symbols, where one feature of a step is 1 and the others are 0;
-        else "linear+lstm", or "linear" where, in a trial on a fifth of the data, the last one of
-        few series, the network adds nothing. Setting one of ``hidden_size``, ``num_layers``,
+        series; "lstm" for labels of symbols, which are integers (1, N, T) up to 999, or steps of
+        which one feature is 1 and the others are 0;
+        else "linear+lstm", or "linear" where the network adds nothing in trials on data that are
+        held out: see ``choice_``. Setting one of ``hidden_size``, ``num_layers``,
         ``dropout``, ``lr``, ``epochs``, ``max_updates`` or ``early_stopping`` asks for a network
         without a trial: "lstm" for one target per series, else "linear+lstm". A first
         ``partial_fit`` takes "lstm".
@@ -148,7 +149,7 @@ class _SequenceEstimator(Estimator):
     max_updates : int, "auto" or None
         Steps of the optimizer. "auto": None if ``epochs`` is given; else 20 passes, but at least
         200 and at most 600 steps, or 1000 for labels of symbols; 1000 for more than 614,400 steps
-        of data.
+        of data. Where there are trials, they and the fit, which goes on from them, divide these.
     batchsize : int or "auto"
         See :class:`Spec`; on several ranks, of all together. "auto": 16; 32 for more than 614,400
         steps; 128 for single steps.
@@ -297,6 +298,7 @@ class _SequenceEstimator(Estimator):
             "input_noise": choice.input_noise,
         }
         if not is_sum:
+            arguments["n_symbols"] = choice.n_symbols
             return partial(plain_network, scale_input=choice.scale_input, **arguments)
         means = MEANS if choice.has_means else ()
         return partial(linear_plus_network, means=means, gain=choice.gain, **linear, **arguments)

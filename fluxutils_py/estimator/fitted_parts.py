@@ -39,6 +39,9 @@ class FitChoice:
         Whether a fit on four fifths of the data is to find the gain first.
     gain : float
         Factor of what the network adds to the linear model.
+    n_symbols : int
+        Of integers that are symbols, of which a network without a linear model learns vectors; 0 if
+        inputs are numbers.
     tried : tuple of tuples of float
         What trials showed: a gain, and its error in each block of data that were held out, relative
         to that of the linear model.
@@ -62,6 +65,7 @@ class FitChoice:
     scale_input: bool = True
     needs_trial: bool = False
     gain: float = 1.0
+    n_symbols: int = 0
     tried: tuple[tuple[float, ...], ...] = ()
 
     def describe(self, n_updates: int) -> str:

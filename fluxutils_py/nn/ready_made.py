@@ -17,6 +17,8 @@ from fluxutils_py.nn.layers import GaussianNoise
 from fluxutils_py.nn.time_features import ExponentialMeans
 
 MEANS = (5, 20, 80)  # spans of the exponential means that a network sees beside its inputs
+SYMBOL_SIZE = 32  # of the vector of a symbol
+SYMBOL_SPREAD = 3.0  # of its first numbers: letters learn faster than with 1
 LARGEST = 3.0  # standard deviations, at which inputs of the network of a sum are clamped
 
 MakeCell = Callable[..., nn.Module]
@@ -139,10 +141,16 @@ def plain_network(
     dropout: float,
     input_noise: float = 0.0,
     scale_input: bool = False,
+    n_symbols: int = 0,
 ) -> nn.Module:
-    """Make recurrent layers and a linear head."""
+    """Make recurrent layers and a linear head; in front of them vectors of ``n_symbols``."""
     before: list[nn.Module] = []
-    if scale_input:
+    if n_symbols:
+        vectors = nn.Embedding(n_symbols, SYMBOL_SIZE)
+        nn.init.normal_(vectors.weight, std=SYMBOL_SPREAD)
+        before += [vectors, nn.Flatten(-2)]
+        n_in = SYMBOL_SIZE
+    elif scale_input:
         before.append(InputScale(n_in))
     if input_noise:
         before.append(GaussianNoise(input_noise))

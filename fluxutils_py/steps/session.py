@@ -120,11 +120,18 @@ class InferenceSession:
         return tuple(outs)
 
     def _outputs(self, xs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        if self._is_low:
-            with self._autocast:
-                out = tree_map(as_float32, run_window(self.model, xs))
-        else:
-            out = run_window(self.model, xs)
+        try:
+            if self._is_low:
+                with self._autocast:
+                    out = tree_map(as_float32, run_window(self.model, xs))
+            else:
+                out = run_window(self.model, xs)
+        except IndexError as error:  # of a table of symbols, such as an nn.Embedding
+            values = [int(f(x)) for x in xs for f in (Tensor.min, Tensor.max)]
+            raise DataError(
+                f"x has integers from {min(values)} to {max(values)}, of which the model knows not "
+                f"all ({error}): fit it with all symbols, or make others one of these"
+            ) from error
         outs = (out,) if isinstance(out, Tensor) else out
         for o in outs:
             if o.dim() != 3:

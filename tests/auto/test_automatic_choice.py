@@ -446,3 +446,57 @@ def test_integers_are_as_floats_for_one_target_per_series(make, dtype):
     model = est.model_
     outputs = [reset(model)(w) for w in (window, window.float())]
     torch.testing.assert_close(*outputs, rtol=0, atol=0)
+
+
+# -- integers that are symbols ---------------------------------------------------------------------
+
+
+def shifted(n_series=4, n_steps=60, n_symbols=5):
+    """Return symbols, and as labels what each follows: the sum of the last two."""
+    x = np.random.default_rng(0).integers(0, n_symbols, (1, n_series, n_steps))
+    return x, (x + np.roll(x, 1, 2)) % n_symbols
+
+
+def test_integers_with_labels_at_each_step_are_symbols():
+    x, y = shifted()
+    settings = {"max_updates": 100, "hidden_size": 24, "seqsize": 20, "random_state": 0}
+    est = SequenceClassifier(**settings).fit(x, y)
+    assert est.cell_ == "lstm"
+    assert est.choice_.n_symbols == 5
+    assert est.model_[0].weight.shape == (5, 32)
+    assert est.score(x[:, :, 1:], y[:, :, 1:]) > 0.95
+    live = est.stream(4)
+    steps = np.stack([live.step(x[:, :, t]) for t in range(9)], 2)
+    np.testing.assert_array_equal(steps, est.predict(x)[:, :, :9])
+    for call in (est.predict, lambda z: live.step(z[:, :, 0])):
+        with pytest.raises(DataError, match=r"from 9 to 9.*index out of range"):
+            call(np.full_like(x, 9))
+
+
+@pytest.mark.parametrize(
+    ("change", "targets"),
+    [
+        (lambda x: x.astype(float), "labels"),
+        (lambda x: x - 1, "labels"),
+        (lambda x: x * 300, "labels"),
+        (lambda x: np.concatenate([x, x + 1]), "labels"),
+        (lambda x: x, "numbers"),
+        (lambda x: x, "labels of series"),
+    ],
+)
+def test_other_integers_are_numbers(change, targets):
+    x, y = shifted(6, 30)
+    cls = SequenceClassifier
+    if targets == "numbers":
+        cls, y = SequenceRegressor, y.astype(float)
+    if targets == "labels of series":
+        y = np.arange(6) % 2
+    est = cls(cell="gru", max_updates=2, random_state=0).fit(change(x), y)
+    assert est.choice_.n_symbols == 0
+
+
+def test_ranks_and_padding_count_symbols_of_series_alone():
+    x, y = shifted(3, 40)
+    x[0, 1, 25:] = 700  # behind its end
+    est = SequenceClassifier(max_updates=2, random_state=0).fit(x, y, lengths=[40, 25, 40])
+    assert est.choice_.n_symbols == 5
