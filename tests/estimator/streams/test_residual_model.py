@@ -66,17 +66,16 @@ def plain_loop(residuals, memory):
 
 def test_alarms_are_those_of_a_plain_loop():
     rng = np.random.default_rng(0)
-    residuals = rng.standard_t(3, size=(2, 3, 150))
+    residuals = rng.standard_t(3, size=(1, 6, 150))
     residuals[:, 1, 40:60] = np.nan
-    residuals[1, 2, 90:110] += 6
-    model = ResidualModel((2, 3), memory=80)
+    residuals[0, 2, 90:110] += 6
+    model = ResidualModel((1, 6), memory=80)
     found = []
     for t in range(150):
         model.observe(residuals[:, :, t])
         found.append(model.alarm())
-    each = [[plain_loop(residuals[g, n].tolist(), 80) for n in range(3)] for g in range(2)]
-    # the largest of the outputs
-    np.testing.assert_allclose(np.array(found).T, np.max(each, axis=0), rtol=1e-9, atol=1e-9)
+    each = [plain_loop(residuals[0, n].tolist(), 80) for n in range(6)]
+    np.testing.assert_allclose(np.array(found).T, each, rtol=1e-9, atol=1e-9)
 
 
 def test_what_is_kept_of_a_tail_is_that_of_an_exponential_variable():

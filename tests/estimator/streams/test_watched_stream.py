@@ -65,9 +65,9 @@ def test_steps_give_the_prediction_and_what_the_models_of_residuals_say(kernels,
     x, y = data(1, dtype=dtype)
     predicted = est.predict(x)
     calibration = est.fitted_parts_.calibration
-    interval, residuals = AdaptiveInterval(0.8, (G, N)), ResidualModel((G, N), 96)
+    interval, residuals = AdaptiveInterval(0.8, (G, N)), ResidualModel((G, N), 1000)
     interval.calibrate(calibration)
-    residuals.calibrate(calibration.errors, is_own=True)
+    residuals.calibrate(calibration)
     with native_kernels(kernels):
         found = run(est.stream(N, interval=0.8, alarm=True), x, y, delay)
     ends = []
