@@ -5,6 +5,7 @@ labels.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -22,12 +23,13 @@ MEAN_ABSOLUTE = math.sqrt(2 / math.pi)  # of a standard normal variable
 # are where they start, about right for normal residuals, and below which they never fall.
 SHARE = 0.1
 TAILS = np.array([[7.2, 0.5], [1.75, 0.3]])
-LEAST_TAILS = np.array([[2.0, 0.0], [0.3, 0.1]])
+LEAST_TAILS = ((2.0, 0.3), (0.0, 0.1))  # limit and mean excess of each
 TAIL_MEMORY = 4  # times the memory, since a tail is seen rarely
 KNOWN = 3.0  # decades; what is less likely is left out of the tails
 KEPT = 0.9535  # mean of an exponential variable without what is beyond KNOWN
 SPIKE = 2.0  # decades from which on a single residual counts by itself
 HALF = math.log10(2)
+LN10 = math.log(10)
 TINY = 1e-9
 NOTHING = 1e-300
 LARGEST_PART = 1e12  # of a distance: of an output that never erred before
@@ -69,35 +71,26 @@ class ResidualModel(RunningValues):
     def __init__(self, shape: tuple[int, ...], memory: int, *, frozen: bool = False) -> None:
         self.memory = memory
         self.frozen = frozen
-        lives = np.array([max(1.0, memory / part) for part in PARTS])
-        self._gains = (1 - 0.5 ** (1 / lives))[:, None]
+        self._gains = [1 - 0.5 ** (1 / max(1.0, memory / part)) for part in PARTS]
         self._slowest = 0.0 if frozen else 1 - 0.5 ** (1 / memory)
         # scale, centre, number of steps, alarm; limits and mean excesses of both tails; then for
-        # each mean of residuals its value and spread, and for each mean of sizes its value, centre
-        # and spread, all in the place of the first output; then of several outputs how many errors
-        # were seen, the running parts of the distance, and the second moments (G rows)
+        # all means of residuals their values and spreads, and for means of sizes their values,
+        # centres and spreads, all in the place of the first output; then of several outputs how
+        # many errors were seen, the running parts of the distance, and the second moments (G rows)
         self._n_rows = 8 + 5 * len(PARTS)
         n_joint = 2 + shape[0] if shape[0] > 1 else 0
         super().__init__(np.zeros((self._n_rows + n_joint, *shape)))
-        spread = np.sqrt(self._gains / (2 - self._gains))
-        _, tails, means, sizes = self._parts()
-        tails[:] = TAILS[:, :, None]
-        means[1] = spread
-        sizes[1] = MEAN_ABSOLUTE
-        sizes[2] = spread * math.sqrt(1 - 2 / math.pi)
+        gains = np.array(self._gains)[:, None]
+        spread = np.sqrt(gains / (2 - gains))
+        self.values[4:8, 0] = TAILS.reshape(4, 1)
+        of_means = self._of_means()
+        of_means[1] = spread
+        of_means[3] = MEAN_ABSOLUTE
+        of_means[4] = spread * math.sqrt(1 - 2 / math.pi)
         self.initial = self.values.copy()
 
-    def _parts(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Return views: (4, N), (2, 2, N) of tails, (2, n, N) of means, and (3, n, N) of sizes."""
-        values = self.values[:, 0]
-        n = len(PARTS)
-        end = 8 + 2 * n
-        return (
-            values[:4],
-            values[4:8].reshape(2, 2, -1),
-            values[8:end].reshape(2, n, -1),
-            values[end : self._n_rows].reshape(3, n, -1),
-        )
+    def _of_means(self) -> np.ndarray:
+        return self.values[8 : self._n_rows, 0].reshape(5, len(PARTS), -1)
 
     @property
     def _joint(self) -> np.ndarray:
@@ -131,16 +124,15 @@ class ResidualModel(RunningValues):
 
     def _run_through(self, errors: np.ndarray) -> None:
         residuals = self._judged(errors) if len(errors) > 1 else errors[0]
-        first, _, means, sizes = self._parts()
+        scale, _, count, *_ = self.values[:, 0]
         known = np.abs(residuals[~np.isnan(residuals)])
         if len(known):
-            first[0] = np.median(known) / 0.6745
+            scale[:] = np.median(known) / 0.6745
         for residual in residuals.T:
-            self._take(residual)
-        doubt = np.sqrt(1 + DOUBT * (2 / self._gains - 1) / np.maximum(first[2], 1))
-        means[1] *= doubt
-        sizes[2] *= doubt
-        first[2] = np.inf if self.frozen else 2 * TAIL_MEMORY * self.memory
+            self._learn(residual)
+        variance = 2 / np.array(self._gains)[:, None] - 1
+        self._of_means()[[1, 4]] *= np.sqrt(1 + DOUBT * variance / np.maximum(count, 1))
+        count[:] = np.inf if self.frozen else 2 * TAIL_MEMORY * self.memory
 
     def _judged(self, errors: np.ndarray) -> np.ndarray:
         """Return residuals (N, S) of errors (G, N, S) by the covariance of the other parts, and
@@ -173,7 +165,7 @@ class ResidualModel(RunningValues):
                 self._learn_moments(errors)
                 self._refresh()
             residual = self._residual(errors)
-        self._take(residual)
+        self._learn(residual)
 
     def _learn_moments(self, errors: np.ndarray) -> None:
         count, moments = self._joint[0], self._joint[2:]
@@ -203,59 +195,62 @@ class ResidualModel(RunningValues):
         variance = 2 / (9 * np.where(n_known > 0, n_known, np.nan))
         return (np.cbrt(parts.sum(0) * variance * 4.5) - 1 + variance) / np.sqrt(variance)
 
-    def _take(self, residual: np.ndarray) -> None:
-        known = ~np.isnan(residual)
-        if known.all():
-            self._learn(residual)
-            return
-        before = self.values[: self._n_rows, 0].copy()
-        self._learn(np.where(known, residual, 0.0))
-        self.values[: self._n_rows, 0, ~known] = before[:, ~known]
-
     def _learn(self, residual: np.ndarray) -> None:
-        (scale, centre, count, alarm), tails, means, sizes = self._parts()
-        size = np.abs(residual)
-        # the first residual that is not 0 tells the scale where nothing else has
-        np.copyto(scale, size, where=scale <= 0)
-        in_scales = residual / np.maximum(scale, NOTHING)
-        u = bounded(in_scales, LARGEST)
-        gain = np.maximum(self._slowest, 1 / (count + 10))
-        count += 1
-        means[0] += self._gains * (u - means[0])
-        sizes[0] += self._gains * (np.abs(u) - sizes[0])
-        # what follows learns slowly, and from bounded steps: an anomaly must not become the rule
-        scale += gain * (np.minimum(size, 3 * scale) / MEAN_ABSOLUTE / 0.94 - scale)
-        centre += gain * (bounded(u, 2.0) - centre)
-        shift = np.abs(means[0] - centre)
-        means[1] += gain * (np.minimum(shift, 3 * means[1]) / 0.75 - means[1])
-        distance = bounded(sizes[0] - sizes[1], 3 * sizes[2])
-        sizes[1] += gain * distance
-        sizes[2] += gain * (np.abs(distance) / 0.75 - sizes[2])
-        bursts = np.maximum(sizes[0] - sizes[1], 0) / (sizes[2] + TINY)
-        total = (shift / (means[1] + TINY) + bursts).sum(0)
-        found = np.array([total, np.log(np.maximum(np.abs(in_scales), TINY))])
-        gain = np.maximum(self._slowest / TAIL_MEMORY, 1 / (count + 10))
-        of_means, of_size = self._decades(found, tails, gain)
-        # a second chance to be above 2, so it counts for half; less would only drown what lasts
-        of_size -= HALF
-        alarm[:] = np.maximum(of_means, of_size * (of_size > SPIKE))
+        """Learn from residuals (N,), NaN where unknown."""
+        rows = self.values[: self._n_rows, 0]
+        known = ~np.isnan(residual)
+        if len(residual) == 1:  # numbers are ten times as fast as arrays of one
+            found = rows[:, 0].tolist()
+            self._renew(found, residual.item(), min, max, math.log)
+        else:
+            found = list(rows)
+            self._renew(found, np.where(known, residual, 0.0), np.minimum, np.maximum, np.log)
+        rows[:, known] = np.reshape(found, rows.shape)[:, known]
 
-    @staticmethod
-    def _decades(found: np.ndarray, tails: np.ndarray, gain: np.ndarray) -> np.ndarray:
-        """Return how unlikely values (2, N) are by their tails, and let the tails learn."""
-        limit, excess = tails
-        above = found - limit
-        is_above = above > 0
-        decades = above / excess / math.log(10) - math.log10(SHARE)
-        # below the limit: of a distance, which is uniform there; a size says nothing
-        below = -np.log10(1 - (1 - SHARE) * np.minimum(found[0] / limit[0], 1))
-        np.copyto(decades[0], below, where=~is_above[0])
-        decades[1] *= is_above[1]
-        rate = np.minimum(gain / SHARE, 0.3) * (decades < KNOWN)
-        limit += rate * excess * (is_above - SHARE)
-        excess += rate * is_above * (above / KEPT - excess)
-        np.maximum(tails, LEAST_TAILS[:, :, None], out=tails)
-        return decades
+    def _renew(self, rows: list[Any], residual: Any, least: Any, most: Any, log: Any) -> None:
+        """Put those after a residual in the place of rows: of numbers, or of arrays with functions
+        of arrays.
+        """
+        scale, centre, count, _, *tails = rows[:8]
+        size = abs(residual)
+        # the first residual that is not 0 tells the scale where nothing else has
+        scale = scale + (scale <= 0) * size
+        in_scales = residual / most(scale, NOTHING)
+        u = most(least(in_scales, LARGEST), -LARGEST)
+        gain = most(self._slowest, 1 / (count + 10))
+        count = count + 1
+        # what follows learns slowly, and from bounded steps: an anomaly must not become the rule
+        scale = scale + gain * (least(size, 3 * scale) / MEAN_ABSOLUTE / 0.94 - scale)
+        centre = centre + gain * (most(least(u, 2.0), -2.0) - centre)
+        total = 0.0
+        for i, rate in enumerate(self._gains):
+            mean, spread, of_size, its_centre, its_spread = rows[8 + i :: len(PARTS)]
+            mean = mean + rate * (u - mean)
+            of_size = of_size + rate * (abs(u) - of_size)
+            shift = abs(mean - centre)
+            spread = spread + gain * (least(shift, 3 * spread) / 0.75 - spread)
+            distance = most(least(of_size - its_centre, 3 * its_spread), -3 * its_spread)
+            its_centre = its_centre + gain * distance
+            its_spread = its_spread + gain * (abs(distance) / 0.75 - its_spread)
+            total = total + shift / (spread + TINY)
+            total = total + most(of_size - its_centre, 0.0) / (its_spread + TINY)
+            rows[8 + i :: len(PARTS)] = mean, spread, of_size, its_centre, its_spread
+        below = -log(1 - (1 - SHARE) * least(total / tails[0], 1.0)) / LN10
+        gain = least(most(self._slowest / TAIL_MEMORY, 1 / (count + 10)) / SHARE, 0.3)
+        decades = []
+        for k, value in enumerate((total, log(most(abs(in_scales), TINY)))):
+            excess = tails[2 + k]
+            above = value - tails[k]
+            is_above = above > 0
+            decades.append(is_above * (above / excess / LN10 - math.log10(SHARE)))
+            rate = gain * (decades[k] < KNOWN)
+            tails[k] = most(tails[k] + rate * excess * (is_above - SHARE), LEAST_TAILS[k][0])
+            excess = excess + rate * is_above * (above / KEPT - excess)
+            tails[2 + k] = most(excess, LEAST_TAILS[k][1])
+        # a second chance to be above 2, so it counts for half; less would only drown what lasts
+        spike = decades[1] - HALF
+        alarm = most(most(decades[0], below), spike * (spike > SPIKE))
+        rows[:8] = scale, centre, count, alarm, *tails
 
     def alarm(self) -> np.ndarray:
         """Return how unlikely the last residuals of each series are, (N,): minus the decimal

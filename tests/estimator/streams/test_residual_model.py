@@ -56,8 +56,8 @@ def plain_loop(residuals, memory):
                     limits[i] += rate * excesses[i] * (0.9 if above > 0 else -0.1)
                     if above > 0:
                         excesses[i] += rate * (above / residual_model.KEPT - excesses[i])
-                limits[i] = max(limits[i], residual_model.LEAST_TAILS[0, i])
-                excesses[i] = max(excesses[i], residual_model.LEAST_TAILS[1, i])
+                limits[i] = max(limits[i], residual_model.LEAST_TAILS[i][0])
+                excesses[i] = max(excesses[i], residual_model.LEAST_TAILS[i][1])
             single = decades[1] - math.log10(2)
             alarm = max(decades[0], single) if single > 2 else decades[0]
         alarms.append(alarm)
