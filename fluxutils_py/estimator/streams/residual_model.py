@@ -5,6 +5,7 @@ labels.
 from __future__ import annotations
 
 import math
+from operator import pos
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ LN10 = math.log(10)
 TINY = 1e-9
 NOTHING = 1e-300
 LARGEST_PART = 1e12  # of a distance: of an output that never erred before
-FOLDS = 5  # parts of a calibration, each judged by the covariance of the others
+FOLDS = 10  # parts of a calibration, each judged by the covariance of the others
 RIDGE = 1e-3  # on the diagonal of a correlation, besides what few steps need
 LEAST = 1e-6  # eigenvalue of a correlation
 DOUBT = 3.0  # what a short calibration leaves open; chosen on simulated quiet residuals
@@ -80,12 +81,13 @@ class ResidualModel(RunningValues):
         self._n_rows = 8 + 5 * len(PARTS)
         n_joint = 2 + shape[0] if shape[0] > 1 else 0
         super().__init__(np.zeros((self._n_rows + n_joint, *shape)))
-        gains = np.array(self._gains)[:, None]
-        spread = np.sqrt(gains / (2 - gains))
+        # as many independent steps have a mean that varies as little as each running one
+        self._n_steps = 2 / np.array(self._gains)[:, None] - 1
+        spread = 1 / np.sqrt(self._n_steps)
         self.values[4:8, 0] = TAILS.reshape(4, 1)
         of_means = self._of_means()
         of_means[1] = spread
-        of_means[3] = MEAN_ABSOLUTE
+        of_means[3] = MEAN_ABSOLUTE * (shape[0] == 1)
         of_means[4] = spread * math.sqrt(1 - 2 / math.pi)
         self.initial = self.values.copy()
 
@@ -124,14 +126,13 @@ class ResidualModel(RunningValues):
 
     def _run_through(self, errors: np.ndarray) -> None:
         residuals = self._judged(errors) if len(errors) > 1 else errors[0]
-        scale, _, count, *_ = self.values[:, 0]
+        count = self.values[2, 0]
         known = np.abs(residuals[~np.isnan(residuals)])
         if len(known):
-            scale[:] = np.median(known) / 0.6745
+            self.values[0, 0] = np.median(known) / 0.6745
         for residual in residuals.T:
             self._learn(residual)
-        variance = 2 / np.array(self._gains)[:, None] - 1
-        self._of_means()[[1, 4]] *= np.sqrt(1 + DOUBT * variance / np.maximum(count, 1))
+        self._of_means()[[1, 4]] *= np.sqrt(1 + DOUBT * self._n_steps / np.maximum(count, 1))
         count[:] = np.inf if self.frozen else 2 * TAIL_MEMORY * self.memory
 
     def _judged(self, errors: np.ndarray) -> np.ndarray:
@@ -222,23 +223,26 @@ class ResidualModel(RunningValues):
         # what follows learns slowly, and from bounded steps: an anomaly must not become the rule
         scale = scale + gain * (least(size, 3 * scale) / MEAN_ABSOLUTE / 0.94 - scale)
         centre = centre + gain * (most(least(u, 2.0), -2.0) - centre)
+        # only a larger distance of several outputs is one
+        size_of = pos if len(self._joint) else abs
         total = 0.0
         for i, rate in enumerate(self._gains):
             mean, spread, of_size, its_centre, its_spread = rows[8 + i :: len(PARTS)]
             mean = mean + rate * (u - mean)
-            of_size = of_size + rate * (abs(u) - of_size)
-            shift = abs(mean - centre)
-            spread = spread + gain * (least(shift, 3 * spread) / 0.75 - spread)
+            of_size = of_size + rate * (size_of(u) - of_size)
+            shift = mean - centre
+            spread = spread + gain * (least(abs(shift), 3 * spread) / 0.75 - spread)
             distance = most(least(of_size - its_centre, 3 * its_spread), -3 * its_spread)
             its_centre = its_centre + gain * distance
             its_spread = its_spread + gain * (abs(distance) / 0.75 - its_spread)
-            total = total + shift / (spread + TINY)
+            total = total + size_of(shift) / (spread + TINY)
             total = total + most(of_size - its_centre, 0.0) / (its_spread + TINY)
             rows[8 + i :: len(PARTS)] = mean, spread, of_size, its_centre, its_spread
-        below = -log(1 - (1 - SHARE) * least(total / tails[0], 1.0)) / LN10
+        # below the limit: of a distance, which falls off there too; a size says nothing
+        below = math.e ** (least(total - tails[0], 0.0) / tails[2] / LN10)
         gain = least(most(self._slowest / TAIL_MEMORY, 1 / (count + 10)) / SHARE, 0.3)
         decades = []
-        for k, value in enumerate((total, log(most(abs(in_scales), TINY)))):
+        for k, value in enumerate((total, log(most(size_of(in_scales), TINY)))):
             excess = tails[2 + k]
             above = value - tails[k]
             is_above = above > 0

@@ -263,14 +263,11 @@ class EstimatorStream:
         codec = est.fitted_parts_.codec
         self._classes = codec.classes if method == "predict" else None
         self._output = None
-        if self._may_be_native():
+        # parameters that change with each target would be packed anew at each step
+        if self._learner is None and len(self._shapes) == 1 and self._dtype in TYPES:
             name = str(self._dtype).removeprefix("torch.")
             self._output = output_form(codec, method, np.dtype(name))
         self._native = self.native_step()
-
-    def _may_be_native(self) -> bool:
-        # parameters that change with each target would be packed anew at each step
-        return self._learner is None and len(self._shapes) == 1 and self._dtype in TYPES
 
     def _load(self, state: Sequence[Tensor] | None) -> None:
         """Continue from a state of the model, with what was learnt behind it or without."""

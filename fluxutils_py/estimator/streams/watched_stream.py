@@ -77,7 +77,7 @@ class StreamOptions(NamedTuple):
     @property
     def memory(self) -> int | None:
         """Half-life of the model of residuals, if the user tells."""
-        if self.alarm is True or self.alarm is False or self.alarm == "frozen":
+        if isinstance(self.alarm, bool) or self.alarm == "frozen":
             return None
         try:
             return check_integer("alarm", self.alarm, LEAST_MEMORY, error=SpecError)
@@ -269,7 +269,8 @@ class WatchedStream:
         if self._alarm is False:
             return
         n_steps = 0 if calibration is None else calibration.errors.shape[2]
-        memory = self._memory or max(MEMORY, 2 * n_steps)
+        # a frozen one cannot tell how means over more than the calibration vary
+        memory = self._memory or max(LEAST_MEMORY if is_frozen else MEMORY, 2 * n_steps)
         self._residuals = ResidualModel(self._shape, memory, frozen=is_frozen)
         if calibration is not None:
             self._residuals.calibrate(calibration)

@@ -51,7 +51,7 @@ def plain_loop(residuals, memory):
                 if above > 0:
                     decades.append(1 + above / excesses[i] / math.log(10))
                 else:
-                    decades.append(-math.log10(1 - 0.9 * value / limits[i]) if i == 0 else 0.0)
+                    decades.append(math.exp(above / excesses[i] / math.log(10)) if i == 0 else 0.0)
                 if decades[i] < 3:
                     limits[i] += rate * excesses[i] * (0.9 if above > 0 else -0.1)
                     if above > 0:
