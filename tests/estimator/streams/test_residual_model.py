@@ -9,8 +9,11 @@ from fluxutils_py.estimator.streams import residual_model
 from fluxutils_py.estimator.streams.residual_model import ResidualModel
 
 
-def plain_loop(residuals, memory):
-    """The formulas, for one series without a calibration; the alarm after each step."""
+def plain_loop(residuals, memory, *, is_distance=False):
+    """The formulas, for one series without a calibration; the alarm after each step. Of distances,
+    only larger ones count.
+    """
+    size_of = (lambda r: r) if is_distance else abs
     lives = [max(1.0, memory / part) for part in residual_model.PARTS]
     gains = [1 - 0.5 ** (1 / life) for life in lives]
     slow = 1 - 0.5 ** (1 / memory)
@@ -18,19 +21,19 @@ def plain_loop(residuals, memory):
     scale, centre, count = 0.0, 0.0, 0
     spread = [math.sqrt(a / (2 - a)) for a in gains]
     means, mean_spreads = [0.0] * len(gains), list(spread)
-    sizes, size_centres = [0.0] * len(gains), [mean_abs] * len(gains)
+    sizes, size_centres = [0.0] * len(gains), [0.0 if is_distance else mean_abs] * len(gains)
     size_spreads = [s * math.sqrt(1 - 2 / math.pi) for s in spread]
     (limits, excesses), alarms, alarm = residual_model.TAILS.copy(), [], 0.0
     for r in residuals:
         if not math.isnan(r):
             scale = scale if scale > 0 else abs(r)
-            in_scales = abs(r) / (scale or 1.0)
+            in_scales = size_of(r / (scale or 1.0))
             u = max(-5.0, min(5.0, r / (scale or 1.0)))
             gain = max(slow, 1 / (count + 10))
             count += 1
             for i, a in enumerate(gains):
                 means[i] += a * (u - means[i])
-                sizes[i] += a * (abs(u) - sizes[i])
+                sizes[i] += a * (size_of(u) - sizes[i])
             scale += gain * (min(abs(r), 3 * scale) / mean_abs / 0.94 - scale)
             centre += gain * (max(-2.0, min(2.0, u)) - centre)
             for i in range(len(gains)):
@@ -40,7 +43,7 @@ def plain_loop(residuals, memory):
                 size_centres[i] += gain * d
                 size_spreads[i] += gain * (abs(d) / 0.75 - size_spreads[i])
             total = sum(
-                abs(means[i] - centre) / (mean_spreads[i] + 1e-9)
+                size_of(means[i] - centre) / (mean_spreads[i] + 1e-9)
                 + max(0.0, sizes[i] - size_centres[i]) / (size_spreads[i] + 1e-9)
                 for i in range(len(gains))
             )
