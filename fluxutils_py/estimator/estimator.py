@@ -478,10 +478,6 @@ class Estimator(CallbackSupport, NestedParamsMixin, BaseSeriesEstimator):
         """
         options = StreamOptions(interval, alarm, calibration, learn, freeze, delay)
         plain = partial(EstimatorStream, self, n_series, method=method, learning=options.learning)
-        options.check()
-        if options.is_plain:
-            return plain(state)
-        check_is_fitted(self, "model_")
         return watched_stream(plain, self, self, n_series, state, options)
 
     def score(

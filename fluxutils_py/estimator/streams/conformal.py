@@ -145,10 +145,9 @@ class AdaptiveInterval(RunningValues):
         pooled = [_initial_values(of_output, self.level) for of_output in errors]
         self.values[:] = np.array(pooled).T[:, :, None]
         is_own = calibration.is_of(self.values.shape[2])
-        if is_own:
-            # a series without any target starts as all others
-            for g, n in np.argwhere(~np.isnan(errors).all(2)):
-                self.values[:, g, n] = _initial_values(errors[g, n], self.level)
+        # a series without any target starts as all others
+        for g, n in np.argwhere(is_own & ~np.isnan(errors).all(2)):
+            self.values[:, g, n] = _initial_values(errors[g, n], self.level)
         self._refresh()
         if is_own:
             for t in range(errors.shape[2]):

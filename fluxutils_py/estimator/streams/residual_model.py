@@ -22,7 +22,7 @@ MEAN_ABSOLUTE = math.sqrt(2 / math.pi)  # of a standard normal variable
 # of a residual in scales. Above a limit that a tenth exceeds, both are taken to fall off
 # exponentially, so that sizes have the tail of a power. Limits and mean excesses are learnt; these
 # are where they start, about right for normal residuals, and below which they never fall.
-SHARE = 0.1
+SHARE = 0.1  # one decade
 TAILS = np.array([[7.2, 0.5], [1.75, 0.3]])
 LEAST_TAILS = ((2.0, 0.3), (0.0, 0.1))  # limit and mean excess of each
 TAIL_MEMORY = 4  # times the memory, since a tail is seen rarely
@@ -33,10 +33,8 @@ HALF = math.log10(2)
 LN10 = math.log(10)
 TINY = 1e-9
 NOTHING = 1e-300
-LARGEST_PART = 1e12  # of a distance: of an output that never erred before
 FOLDS = 10  # parts of a calibration, each judged by the covariance of the others
 RIDGE = 1e-3  # on the diagonal of a correlation, besides what few steps need
-LEAST = 1e-6  # eigenvalue of a correlation
 DOUBT = 3.0  # what a short calibration leaves open; chosen on simulated quiet residuals
 
 
@@ -79,7 +77,7 @@ class ResidualModel(RunningValues):
         # centres and spreads, all in the place of the first output; then of several outputs how
         # many errors were seen, the running parts of the distance, and the second moments (G rows)
         self._n_rows = 8 + 5 * len(PARTS)
-        n_joint = 2 + shape[0] if shape[0] > 1 else 0
+        n_joint = (2 + shape[0]) * (shape[0] > 1)
         super().__init__(np.zeros((self._n_rows + n_joint, *shape)))
         # as many independent steps have a mean that varies as little as each running one
         self._n_steps = 2 / np.array(self._gains)[:, None] - 1
@@ -107,7 +105,8 @@ class ResidualModel(RunningValues):
     def calibrate(self, calibration: Calibration) -> None:
         """Begin with errors: of the same series step by step, of others on average.
 
-        Those of the same series count as a full memory; a series without any starts as the others.
+        Steps of the same series count twice, and of several outputs a thousand times, so that a
+        fault soon after is not learnt. A series without any starts as the others.
         """
         errors = calibration.errors
         is_own = calibration.is_of(self.values.shape[2])
@@ -132,8 +131,10 @@ class ResidualModel(RunningValues):
             self.values[0, 0] = np.median(known) / 0.6745
         for residual in residuals.T:
             self._learn(residual)
-        self._of_means()[[1, 4]] *= np.sqrt(1 + DOUBT * self._n_steps / np.maximum(count, 1))
-        count[:] = np.inf if self.frozen else 2 * TAIL_MEMORY * self.memory
+        np.maximum(count, 1, out=count)
+        self._of_means()[[1, 4]] *= np.sqrt(1 + DOUBT * self._n_steps / count)
+        weight = 1000.0 if len(self._joint) else 2.0
+        count *= np.inf if self.frozen else weight
 
     def _judged(self, errors: np.ndarray) -> np.ndarray:
         """Return residuals (N, S) of errors (G, N, S) by the covariance of the other parts, and
@@ -177,8 +178,8 @@ class ResidualModel(RunningValues):
         errors = bounded(errors, np.where(scale > 0, LARGEST * scale, np.inf))
         products = errors[:, None] * errors
         # the fewer steps, the closer correlations are to 0
-        is_diagonal = np.eye(len(errors), dtype=bool)[:, :, None]
-        products /= np.where(is_diagonal, 1, 1 + RIDGE + len(errors) / n_both)
+        off_diagonal = 1 - np.eye(len(errors))[:, :, None]
+        products /= 1 + off_diagonal * (RIDGE + len(errors) / n_both)
         moments += np.where(known[:, None] & known, products - moments, 0.0) / n_both
 
     def _residual(self, errors: np.ndarray) -> np.ndarray:
@@ -189,7 +190,8 @@ class ResidualModel(RunningValues):
         if not known.all():
             errors = np.where(known, errors, 0.0)
             matrices = whitening(self._joint[2:], known)
-        parts = np.minimum((matrices @ errors.T[:, :, None])[:, :, 0].T ** 2, LARGEST_PART)
+        # bounded for an output that never erred before
+        parts = np.minimum((matrices @ errors.T[:, :, None])[:, :, 0].T ** 2, 1e12)
         n_known = known.sum(0)
         running += self._gains[0] * (n_known > 0) * (parts - running)
         # Wilson & Hilferty 1931: about a standard normal variable
@@ -238,15 +240,18 @@ class ResidualModel(RunningValues):
             total = total + size_of(shift) / (spread + TINY)
             total = total + most(of_size - its_centre, 0.0) / (its_spread + TINY)
             rows[8 + i :: len(PARTS)] = mean, spread, of_size, its_centre, its_spread
-        # below the limit: of a distance, which falls off there too; a size says nothing
-        below = math.e ** (least(total - tails[0], 0.0) / tails[2] / LN10)
+        # below the limit: of a sum, which is uniform there, or falls off; a size says nothing
+        if len(self._joint):
+            below = math.e ** (least(total - tails[0], 0.0) / tails[2] / LN10)
+        else:
+            below = -log(1 - (1 - SHARE) * least(total / tails[0], 1.0)) / LN10
         gain = least(most(self._slowest / TAIL_MEMORY, 1 / (count + 10)) / SHARE, 0.3)
         decades = []
         for k, value in enumerate((total, log(most(size_of(in_scales), TINY)))):
             excess = tails[2 + k]
             above = value - tails[k]
             is_above = above > 0
-            decades.append(is_above * (above / excess / LN10 - math.log10(SHARE)))
+            decades.append(is_above * (above / excess / LN10 + 1))
             rate = gain * (decades[k] < KNOWN)
             tails[k] = most(tails[k] + rate * excess * (is_above - SHARE), LEAST_TAILS[k][0])
             excess = excess + rate * is_above * (above / KEPT - excess)
@@ -283,5 +288,5 @@ def whitening(moments: np.ndarray, known: np.ndarray) -> np.ndarray:
     variance = np.diagonal(moments, axis1=1, axis2=2)
     factor = known / np.sqrt(np.maximum(variance, NOTHING))
     values, vectors = np.linalg.eigh(moments * factor[:, :, None] * factor[:, None])
-    root = vectors / np.sqrt(np.maximum(values, LEAST))[:, None]
+    root = vectors / np.sqrt(np.maximum(values, 1e-6))[:, None]
     return (root @ vectors.transpose(0, 2, 1)) * factor[:, None]

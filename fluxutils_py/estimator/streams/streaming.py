@@ -133,10 +133,6 @@ def stream(
         live.transforms.extend(partial(_undo, _without_names(t)) for t in parts.of_targets)
         return live
 
-    options.check()
-    if options.is_plain:
-        return plain(state)
-    check_is_fitted(parts.estimator, "model_")
     return watched_stream(
         plain,
         model,

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from fluxutils_py.data.views import samples
@@ -98,8 +99,8 @@ def watched_stream(
     options: StreamOptions,
     *,
     is_in_units: bool = True,
-) -> WatchedStream:
-    """Return a stream that keeps an interval or a model of residuals, or learns.
+) -> Any:
+    """Return a stream that keeps an interval or a model of residuals, or learns; else a plain one.
 
     Parameters
     ----------
@@ -114,17 +115,20 @@ def watched_stream(
     is_in_units : bool
         Whether the estimator predicts in the units of the stream.
     """
+    options.check()
+    if options.is_plain:
+        return plain(state)
+    check_is_fitted(estimator, "model_")
     n_outputs = _count_outputs(estimator, options)
     live = plain(None)
-    n_of_model = len(live.state)
     own: list[Tensor] = []
     if state is not None:
         given = list(state)
-        if len(given) == n_of_model + N_OWN:
-            given, own = given[:n_of_model], given[n_of_model:]
+        if len(given) == len(live.state) + N_OWN:
+            given, own = given[:-N_OWN], given[-N_OWN:]
         live = plain(given)
-    classes = estimator.fitted_parts_.codec.classes
-    watched = WatchedStream(live, (n_outputs, n_series), options, classes)
+    parts = estimator.fitted_parts_
+    watched = WatchedStream(live, (n_outputs, n_series), options, parts.codec.classes)
     if own:
         watched.load([np.asarray(t) for t in own])
         return watched
@@ -132,7 +136,7 @@ def watched_stream(
     if options.calibration is not None:
         calibration = _errors_on(model, options.calibration)
     elif is_in_units:
-        calibration = estimator.fitted_parts_.calibration
+        calibration = parts.calibration
     watched.calibrate(calibration)
     return watched
 
@@ -480,11 +484,10 @@ class WatchedStream:
         these series.
         """
         self._live.reset(series)
-        chosen = np.arange(self.n_series)
         if series is None:
             self._pending.clear()
-        else:
-            chosen = series_indices(series, self.n_series)
+            series = slice(None)
+        chosen = series_indices(series, self.n_series)
         for prediction, _ in self._pending:
             if prediction is not None:
                 prediction[:, chosen] = np.nan

@@ -14,6 +14,12 @@ def plain_loop(residuals, memory, *, is_distance=False):
     only larger ones count.
     """
     size_of = (lambda r: r) if is_distance else abs
+
+    def below(value, limit, excess):
+        if is_distance:
+            return math.exp((value - limit) / excess / math.log(10))
+        return -math.log10(1 - 0.9 * value / limit)
+
     lives = [max(1.0, memory / part) for part in residual_model.PARTS]
     gains = [1 - 0.5 ** (1 / life) for life in lives]
     slow = 1 - 0.5 ** (1 / memory)
@@ -54,7 +60,7 @@ def plain_loop(residuals, memory, *, is_distance=False):
                 if above > 0:
                     decades.append(1 + above / excesses[i] / math.log(10))
                 else:
-                    decades.append(math.exp(above / excesses[i] / math.log(10)) if i == 0 else 0.0)
+                    decades.append(below(value, limits[0], excesses[0]) if i == 0 else 0.0)
                 if decades[i] < 3:
                     limits[i] += rate * excesses[i] * (0.9 if above > 0 else -0.1)
                     if above > 0:
