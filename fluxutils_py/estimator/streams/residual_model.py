@@ -93,12 +93,13 @@ class ResidualModel(RunningValues):
         return self.values[8 : self._n_rows, 0].reshape(5, len(PARTS), -1)
 
     @property
-    def _joint(self) -> np.ndarray:
+    def joint(self) -> np.ndarray:
+        """A view of what is of several outputs: counts, running parts, and second moments."""
         return self.values[self._n_rows :]
 
     def _refresh(self) -> None:
-        if len(self._joint):
-            self._whitening = whitening(self._joint[2:], self._joint[0] > 0)
+        if len(self.joint):
+            self._whitening = whitening(self.joint[2:], self.joint[0] > 0)
 
     # -- the beginning -----------------------------------------------------------------------------
 
@@ -113,7 +114,7 @@ class ResidualModel(RunningValues):
         model = self
         if not is_own:
             model = ResidualModel(errors.shape[:2], self.memory, frozen=self.frozen)
-        model._run_through(errors)
+        model.run_through(errors)
         is_empty = np.isnan(errors).all((0, 2))
         mean = model.values[:, :, ~is_empty].mean(2, keepdims=True)
         mean[3] = 0.0
@@ -123,7 +124,8 @@ class ResidualModel(RunningValues):
         self.initial = self.values.copy()
         self._refresh()
 
-    def _run_through(self, errors: np.ndarray) -> None:
+    def run_through(self, errors: np.ndarray) -> None:
+        """Learn from errors (G, N, S), with doubts about what so few steps tell."""
         residuals = self._judged(errors) if len(errors) > 1 else errors[0]
         count = self.values[2, 0]
         known = np.abs(residuals[~np.isnan(residuals)])
@@ -133,7 +135,7 @@ class ResidualModel(RunningValues):
             self._learn(residual)
         np.maximum(count, 1, out=count)
         self._of_means()[[1, 4]] *= np.sqrt(1 + DOUBT * self._n_steps / count)
-        weight = 1000.0 if len(self._joint) else 2.0
+        weight = 1000.0 if len(self.joint) else 2.0
         count *= np.inf if self.frozen else weight
 
     def _judged(self, errors: np.ndarray) -> np.ndarray:
@@ -146,14 +148,14 @@ class ResidualModel(RunningValues):
         copies = np.stack([np.where(part == p, np.nan, errors) for p in range(FOLDS + 1)], axis=1)
         learner = ResidualModel((len(errors), (FOLDS + 1) * n_series), self.memory)
         for step in copies.transpose(3, 0, 1, 2):
-            learner._learn_moments(step.reshape(len(errors), -1))
+            learner.learn_moments(step.reshape(len(errors), -1))
         found = np.empty((n_series, n_steps))
-        for p, joint in enumerate(np.split(learner._joint, FOLDS + 1, axis=2)):
-            self._joint[:] = joint
+        for p, values in enumerate(np.split(learner.joint, FOLDS + 1, axis=2)):
+            self.joint[:] = values
             self._refresh()
             for t in np.flatnonzero(part == p):
                 found[:, t] = self._residual(errors[:, :, t])
-        count = self._joint[0]
+        count = self.joint[0]
         count[count > 0] = np.inf
         return found
 
@@ -163,14 +165,15 @@ class ResidualModel(RunningValues):
         """Learn from errors (G, N), NaN where unknown; without any, a series stays as it is."""
         residual = errors[0]
         if len(errors) > 1:
-            if not self.frozen and (self._joint[0] < self.memory).any():
-                self._learn_moments(errors)
+            if not self.frozen and (self.joint[0] < self.memory).any():
+                self.learn_moments(errors)
                 self._refresh()
             residual = self._residual(errors)
         self._learn(residual)
 
-    def _learn_moments(self, errors: np.ndarray) -> None:
-        count, moments = self._joint[0], self._joint[2:]
+    def learn_moments(self, errors: np.ndarray) -> None:
+        """Learn the second moments of errors (G, N), NaN where unknown."""
+        count, moments = self.joint[0], self.joint[2:]
         known = ~np.isnan(errors)
         count += known
         n_both = np.maximum(np.minimum(count[:, None], count), 1)
@@ -184,12 +187,12 @@ class ResidualModel(RunningValues):
 
     def _residual(self, errors: np.ndarray) -> np.ndarray:
         """Return the residual (N,) of errors (G, N) of several outputs; NaN without any."""
-        count, running = self._joint[:2]
+        count, running = self.joint[:2]
         known = ~np.isnan(errors) & (count > 0)
         matrices = self._whitening
         if not known.all():
             errors = np.where(known, errors, 0.0)
-            matrices = whitening(self._joint[2:], known)
+            matrices = whitening(self.joint[2:], known)
         # bounded for an output that never erred before
         parts = np.minimum((matrices @ errors.T[:, :, None])[:, :, 0].T ** 2, 1e12)
         n_known = known.sum(0)
@@ -226,7 +229,7 @@ class ResidualModel(RunningValues):
         scale = scale + gain * (least(size, 3 * scale) / MEAN_ABSOLUTE / 0.94 - scale)
         centre = centre + gain * (most(least(u, 2.0), -2.0) - centre)
         # only a larger distance of several outputs is one
-        size_of = pos if len(self._joint) else abs
+        size_of = pos if len(self.joint) else abs
         total = 0.0
         for i, rate in enumerate(self._gains):
             mean, spread, of_size, its_centre, its_spread = rows[8 + i :: len(PARTS)]
@@ -241,7 +244,7 @@ class ResidualModel(RunningValues):
             total = total + most(of_size - its_centre, 0.0) / (its_spread + TINY)
             rows[8 + i :: len(PARTS)] = mean, spread, of_size, its_centre, its_spread
         # below the limit: of a sum, which is uniform there, or falls off; a size says nothing
-        if len(self._joint):
+        if len(self.joint):
             below = math.e ** (least(total - tails[0], 0.0) / tails[2] / LN10)
         else:
             below = -log(1 - (1 - SHARE) * least(total / tails[0], 1.0)) / LN10
@@ -269,9 +272,9 @@ class ResidualModel(RunningValues):
 
     def shares(self) -> np.ndarray:
         """Return the share of each output in the running distance of each series, (G, N)."""
-        if not len(self._joint):
+        if not len(self.joint):
             return np.ones(self.values.shape[1:])
-        running = self._joint[1]
+        running = self.joint[1]
         return running / np.maximum(running.sum(0), TINY)
 
 
