@@ -156,6 +156,14 @@ def test_two_decades_are_about_one_step_in_a_hundred_of_quiet_data(kind, frozen)
     assert 0.04 < (alarms > 1).mean() < 0.2
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_short_calibration_does_not_raise_false_alarms(frozen):
+    """Eighty steps tell little of eight outputs, and less of how slow means vary."""
+    given = errors(8, 60, 380, seed=4)
+    assert (run(calibrated(given[:, :, :80], frozen=frozen), given[:, :, 80:]) > 2).mean() < 0.01
+
+
 def test_a_smaller_distance_is_none():
     quiet = errors(3, 20, 400)
     alarms = run(calibrated(quiet), 0.1 * errors(3, 20, 300, seed=1))
