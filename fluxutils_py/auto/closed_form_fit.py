@@ -160,7 +160,7 @@ def fit_closed_form_parts(
     scales = [module for module in model.modules() if isinstance(module, InputScale)]
     if not scales:
         return None
-    batches = _in_long_windows(batches)
+    batches = in_long_windows(batches)
     counting = _learn_scales(scales, batches, ranks, task.per_series)
     if is_closed_form(model) and counting.n_rows and not counting.of_outputs.all():
         missing = np.flatnonzero(counting.of_outputs == 0).tolist()
@@ -171,12 +171,16 @@ def fit_closed_form_parts(
     return head
 
 
-def _in_long_windows(batches: TensorBatches) -> TensorBatches:
-    """Return the same steps in fewer windows, of few series: each costs as much as many steps."""
+def in_long_windows(batches: TensorBatches) -> TensorBatches:
+    """Return all steps of this rank once, in fewer windows where there are few series: each
+    window costs as much as many steps.
+    """
     windows = batches.windows
     n_rows = min(windows.batchsize, len(windows.segments))
     longer = copy.copy(batches)
-    longer.windows = windows.changed(seqsize=max(windows.seqsize, STEPS_AT_ONCE // n_rows))
+    seqsize = max(windows.seqsize, STEPS_AT_ONCE // n_rows)
+    longer.windows = windows.changed(seqsize=seqsize, overlap=0)
+    longer.rng = None
     return longer
 
 

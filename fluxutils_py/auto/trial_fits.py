@@ -4,16 +4,22 @@ data, and fit what has a closed form.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 
-from fluxutils_py.auto.calibrating import HeldOut, outputs_of
+from fluxutils_py.auto.calibrating import HeldOut
 from fluxutils_py.auto.choice_of_model import DataSize
 from fluxutils_py.auto.closed_form import ClosedFormHead
-from fluxutils_py.auto.closed_form_fit import ClosedFormTask, fit_closed_form_parts
+from fluxutils_py.auto.closed_form_fit import (
+    ClosedFormTask,
+    fit_closed_form_parts,
+    in_long_windows,
+)
 from fluxutils_py.auto.last_targets import steps_to_learn_from
 from fluxutils_py.auto.trials import choice_after_trials, errors_by_block
 from fluxutils_py.data import SeriesArray
@@ -231,12 +237,19 @@ class ReadyMadeLoop(FitLoop):
         fixed = FixedPart(networks[0]).eval()  # all have the same
         windows = self.data.windows
         kept: np.ndarray | None = None
-        n_series, n_steps = windows.x[0].N, windows.x[0].T
-        for out, rows, first in outputs_of(fixed, windows, windows.segments, self.data.spec):
+        for batch in in_long_windows(self.windows):
+            if not batch.inputs:
+                continue
+            if batch.first:
+                reset(fixed)
+            with torch.no_grad():
+                out = fixed(batch.inputs[0]).cpu().numpy()
             if kept is None:
-                if out.shape[2] * n_series * n_steps > MOST_KEPT:
+                shape = (windows.x[0].T, windows.x[0].N, out.shape[2])
+                if math.prod(shape) > MOST_KEPT:
                     return
-                kept = np.zeros((n_steps, n_series, out.shape[2]), out.dtype)
+                kept = np.zeros(shape, out.dtype)
+            rows, first = batch.index.segments, batch.index.start
             ends = np.minimum(rows.length, first + len(out))
             for i, series in enumerate(rows.series):
                 of_row = out[: max(ends[i] - first, 0), i]

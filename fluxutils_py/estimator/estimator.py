@@ -403,7 +403,7 @@ class Estimator(CallbackSupport, NestedParamsMixin, BaseSeriesEstimator):
         *,
         method: str = "predict",
         interval: float | None = None,
-        alarm: bool | int = False,
+        alarm: bool | int | str = False,
         calibration: tuple[Any, Any] | None = None,
         learn: bool | float = False,
         freeze: Freeze = None,
@@ -426,11 +426,13 @@ class Estimator(CallbackSupport, NestedParamsMixin, BaseSeriesEstimator):
             ``prediction, low, high``, and ``observe(y)`` takes in the target (G, N) of the oldest
             step that waits for it, at once or many steps later. The ends follow the residuals of
             each series, so that the share holds under drift.
-        alarm : bool or int
+        alarm : bool, int or "frozen"
             Whether ``step`` also returns how unlikely the last residuals of each series are, (N,),
             from a robust model of residuals that knows no labels; 2 is roughly once in 100 steps. A
             number is its memory, as a half-life in steps, and no level; what lasts for about that
-            long becomes the rule. True: twice the length of the calibration, else 1000.
+            long becomes the rule. True: twice the length of the calibration, at least 1000.
+            "frozen": nothing is learnt after the calibration, so a fault sounds as long as it
+            stays. ``alarm_shares`` of the stream says which output differs.
         calibration : tuple (x, y), optional
             Arrays (F, N, T) and (G, N, T) that the fit has not seen, for intervals and alarms to
             start from: the series of the stream if there are ``n_series``, else any. None: what a
@@ -476,10 +478,6 @@ class Estimator(CallbackSupport, NestedParamsMixin, BaseSeriesEstimator):
         """
         options = StreamOptions(interval, alarm, calibration, learn, freeze, delay)
         plain = partial(EstimatorStream, self, n_series, method=method, learning=options.learning)
-        options.check()
-        if options.is_plain:
-            return plain(state)
-        check_is_fitted(self, "model_")
         return watched_stream(plain, self, self, n_series, state, options)
 
     def score(

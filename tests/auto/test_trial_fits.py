@@ -36,8 +36,8 @@ def counts(monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "n_runs"),
     [
-        # a trial of the network, the fit, and one to calibrate
-        pytest.param({"interval": 0.8}, 3, marks=pytest.mark.slow),
+        # the linear model, a trial of the network, the fit, and one to calibrate
+        pytest.param({"interval": 0.8}, 4, marks=pytest.mark.slow),
         ({**SHORT, "interval": 0.8}, 2),
         (SHORT, 1),
         ({**SHORT, "interval": 0.8, "early_stopping": True}, 1),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fluxutils_py.errors import DataError, SpecError
+from fluxutils_py.estimator.streams.running_values import RunningValues, bounded
 
 MOST_STEPS = 10_000  # of each held-out series that a fit keeps
 MOST_SCORES = 1 << 17  # that a fit keeps of all series
@@ -72,6 +73,10 @@ class Calibration:
             raise DataError("interval: no step that is held out has a target and a prediction")
         return cls(np.array(kept, dtype=np.float64), of_every_series)
 
+    def is_of(self, n_series: int) -> bool:
+        """Return whether these are errors of the same series as those of a stream of so many."""
+        return self.of_every_series and self.errors.shape[1] == n_series
+
     def quantile(self, level: float) -> np.ndarray:
         """Return what holds the absolute error of an exchangeable step with this probability, (G,).
 
@@ -105,7 +110,7 @@ def conformal_quantile(scores: np.ndarray, level: float) -> float:
     return float(known[rank - 1])
 
 
-class AdaptiveInterval:
+class AdaptiveInterval(RunningValues):
     """How far below and above the prediction the next target of each series lies, kept up to date
     by the residuals seen so far.
 
@@ -131,47 +136,23 @@ class AdaptiveInterval:
 
     def __init__(self, level: float, shape: tuple[int, int]) -> None:
         self.level = level
-        self.values = np.zeros((4, *shape))  # offset, scale, log_width, least scale
-        self._initial = self.values.copy()
         self._smoothing = 1 - 0.5 ** (1 / BIAS_STEPS)
-        self._set_band()
+        super().__init__(np.zeros((4, *shape)))  # offset, scale, log_width, least scale
 
     def calibrate(self, calibration: Calibration) -> None:
         """Start from residuals: of the same series, one after the other; of others, pooled."""
         errors = calibration.errors
-        n_series = self.values.shape[2]
-        is_own = calibration.of_every_series and errors.shape[1] == n_series
-        groups = errors if is_own else errors.reshape(len(errors), 1, -1)
-        for g, of_output in enumerate(groups):
-            for n, of_series in enumerate(of_output):
-                where = n if is_own else slice(None)
-                known = of_series[~np.isnan(of_series)]
-                # a series without any target starts as all others
-                known = known if len(known) else errors[g][~np.isnan(errors[g])]
-                self.values[:, g, where] = np.reshape(
-                    _initial_values(known, self.level), (4,) + (1,) * (not is_own)
-                )
-        self._set_band()
+        pooled = [_initial_values(of_output, self.level) for of_output in errors]
+        self.values[:] = np.array(pooled).T[:, :, None]
+        is_own = calibration.is_of(self.values.shape[2])
+        # a series without any target starts as all others
+        for g, n in np.argwhere(is_own & ~np.isnan(errors).all(2)):
+            self.values[:, g, n] = _initial_values(errors[g, n], self.level)
+        self._refresh()
         if is_own:
             for t in range(errors.shape[2]):
                 self.observe(errors[:, :, t], self.below, self.above)
-        self._initial = self.values.copy()
-
-    def load(self, values: np.ndarray, initial: np.ndarray) -> None:
-        """Continue from values of another one."""
-        self.values = values.copy()
-        self._initial = initial.copy()
-        self._set_band()
-
-    @property
-    def initial(self) -> np.ndarray:
-        """The values after the calibration, (4, G, N)."""
-        return self._initial
-
-    def reset(self, series: np.ndarray) -> None:
-        """Start some series, given as indices, from the calibration."""
-        self.values[:, :, series] = self._initial[:, :, series]
-        self._set_band()
+        self.initial = self.values.copy()
 
     def observe(
         self, residual: np.ndarray, below: np.ndarray, above: np.ndarray, delay: int = 0
@@ -180,41 +161,17 @@ class AdaptiveInterval:
         distances (G, N) to both ends, ``delay`` steps before the last one.
         """
         rate = RATE / (1 + delay / DELAY)
-        if residual.size == 1:
-            self._observe_one(residual.item(), below.item(), above.item(), rate)
-            return
         offset, scale, log_width, least = self.values
         known = ~np.isnan(residual)
         missed = (residual < -below) | (residual > above)
-        deviation = residual - offset
-        size = np.abs(deviation)
-        limit = LARGEST * scale
-        part = self._smoothing * known
-        bounded = np.where(known, np.clip(deviation, -limit, limit), 0.0)
-        offset += self._smoothing * bounded
-        scale += part * (np.where(known, np.minimum(size, limit), 0.0) - scale)
+        deviation = bounded(np.where(known, residual - offset, 0.0), LARGEST * scale)
+        offset += self._smoothing * deviation
+        scale += self._smoothing * known * (np.abs(deviation) - scale)
         np.maximum(scale, least, out=scale)
         log_width += rate * known * (missed - (1 - self.level))
-        self._set_band()
+        self._refresh()
 
-    def _observe_one(self, residual: float, below: float, above: float, rate: float) -> None:
-        """Do the same for one number, without the cost of a call of NumPy for each operation."""
-        if math.isnan(residual):
-            return
-        offset, scale, log_width, least = self.values[:, 0, 0].tolist()
-        is_missed = residual < -below or residual > above
-        deviation = residual - offset
-        limit = LARGEST * scale
-        offset += self._smoothing * min(max(deviation, -limit), limit)
-        scale += self._smoothing * (min(abs(deviation), limit) - scale)
-        scale = max(scale, least)
-        log_width += rate * (is_missed - (1 - self.level))
-        self.values[:, 0, 0] = offset, scale, log_width, least
-        width = scale * math.exp(log_width)
-        self.below = np.array([[width - offset]])
-        self.above = np.array([[width + offset]])
-
-    def _set_band(self) -> None:
+    def _refresh(self) -> None:
         offset, scale, log_width, _ = self.values
         width = scale * np.exp(log_width)
         # new arrays: predictions whose target is missing keep theirs
@@ -223,7 +180,8 @@ class AdaptiveInterval:
 
 
 def _initial_values(residuals: np.ndarray, level: float) -> tuple[float, float, float, float]:
-    """Return offset, scale, logarithm of the width and least scale for some residuals (n,)."""
+    """Return offset, scale, logarithm of the width and least scale for some residuals."""
+    residuals = residuals[~np.isnan(residuals)]
     offset = float(np.median(residuals))
     deviations = np.abs(residuals - offset)
     scale = float(np.mean(deviations)) or 1e-9

@@ -44,7 +44,7 @@ def stream(
     *,
     method: str = "predict",
     interval: float | None = None,
-    alarm: bool | int = False,
+    alarm: bool | int | str = False,
     calibration: Any = None,
     learn: bool | float = False,
     freeze: Freeze = None,
@@ -133,10 +133,6 @@ def stream(
         live.transforms.extend(partial(_undo, _without_names(t)) for t in parts.of_targets)
         return live
 
-    options.check()
-    if options.is_plain:
-        return plain(state)
-    check_is_fitted(parts.estimator, "model_")
     return watched_stream(
         plain,
         model,
@@ -263,14 +259,11 @@ class EstimatorStream:
         codec = est.fitted_parts_.codec
         self._classes = codec.classes if method == "predict" else None
         self._output = None
-        if self._may_be_native():
+        # parameters that change with each target would be packed anew at each step
+        if self._learner is None and len(self._shapes) == 1 and self._dtype in TYPES:
             name = str(self._dtype).removeprefix("torch.")
             self._output = output_form(codec, method, np.dtype(name))
         self._native = self.native_step()
-
-    def _may_be_native(self) -> bool:
-        # parameters that change with each target would be packed anew at each step
-        return self._learner is None and len(self._shapes) == 1 and self._dtype in TYPES
 
     def _load(self, state: Sequence[Tensor] | None) -> None:
         """Continue from a state of the model, with what was learnt behind it or without."""
@@ -442,9 +435,12 @@ class PipelineStream:
         unread = None if state is None else list(state)
         self._steps: list[Any] = []
         for name, transformer in pipeline_transformers(steps):
-            live = _transformer_stream(transformer, name, n_series)
-            n_tensors = len(live.state)  # those of this transformer come first in the given state
-            if unread is not None and hasattr(transformer, "stream"):
+            if not hasattr(transformer, "stream"):
+                self._steps.append(_RowsStream(transformer, name))
+                continue
+            live = transformer.stream(n_series)
+            if unread is not None:
+                n_tensors = len(live.state)  # those of this transformer come first
                 live = _continued(transformer, name, n_series, unread[:n_tensors])
                 unread = unread[n_tensors:]
             self._steps.append(live)
@@ -501,25 +497,20 @@ class _RowsStream:
 
     def __init__(self, transformer: Any, name: str) -> None:
         check_is_fitted(transformer)
-        self.transformer = _without_names(transformer)
+        self.function = _without_names(transformer)
         self.name = name
-
-    @property
-    def function(self) -> Any:
-        """Return the transformer, as a function of steps."""
-        return self.transformer
 
     def step(self, x: object) -> np.ndarray:
         rows = np.asarray(x).T
-        wanted = getattr(self.transformer, "n_features_in_", rows.shape[-1])
+        wanted = getattr(self.function, "n_features_in_", rows.shape[-1])
         if rows.ndim != 2 or rows.shape[1] != wanted:
             raise ShapeError(
-                f"the step {self.name!r} of the pipeline, {type(self.transformer).__name__}, was "
+                f"the step {self.name!r} of the pipeline, {type(self.function).__name__}, was "
                 f"fitted on rows of {wanted} columns and cannot transform a step of shape "
                 f"{rows.T.shape}: use SequenceScaler or SequenceImputer, which know features, "
                 "series and time"
             )
-        return np.asarray(self.transformer.transform(rows)).T
+        return np.asarray(self.function.transform(rows)).T
 
     def reset(self, series: object = None) -> None:
         pass
@@ -586,12 +577,6 @@ def pipeline_transformers(steps: Sequence[tuple[str, Any]]) -> list[tuple[str, A
         elif transformer is not None and transformer != "passthrough":
             flat.append((name, transformer))
     return flat
-
-
-def _transformer_stream(transformer: Any, name: str, n_series: int) -> Any:
-    if hasattr(transformer, "stream"):
-        return transformer.stream(n_series)
-    return _RowsStream(transformer, name)
 
 
 def _continued(transformer: Any, name: str, n_series: int, state: Sequence[Tensor]) -> Any:

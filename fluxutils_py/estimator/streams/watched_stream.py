@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from fluxutils_py.data.views import samples
@@ -32,7 +33,7 @@ class StreamOptions(NamedTuple):
     """Options of a stream; see ``Estimator.stream``."""
 
     interval: float | None = None
-    alarm: bool | int = False
+    alarm: bool | int | str = False
     calibration: Any = None
     learn: bool | float = False
     freeze: Freeze = None
@@ -77,14 +78,14 @@ class StreamOptions(NamedTuple):
     @property
     def memory(self) -> int | None:
         """Half-life of the model of residuals, if the user tells."""
-        if self.alarm is True or self.alarm is False:
+        if isinstance(self.alarm, bool) or self.alarm == "frozen":
             return None
         try:
             return check_integer("alarm", self.alarm, LEAST_MEMORY, error=SpecError)
         except SpecError as error:
             raise SpecError(
                 f"{error}: a number is the memory in steps, a half-life, and no level. "
-                "Take alarm=True, and compare the alarm that step returns with a level"
+                'Take alarm=True or "frozen", and compare the alarm that step returns with a level'
             ) from None
 
 
@@ -98,8 +99,8 @@ def watched_stream(
     options: StreamOptions,
     *,
     is_in_units: bool = True,
-) -> WatchedStream:
-    """Return a stream that keeps an interval or a model of residuals, or learns.
+) -> Any:
+    """Return a stream that keeps an interval or a model of residuals, or learns; else a plain one.
 
     Parameters
     ----------
@@ -114,26 +115,28 @@ def watched_stream(
     is_in_units : bool
         Whether the estimator predicts in the units of the stream.
     """
+    options.check()
+    if options.is_plain:
+        return plain(state)
+    check_is_fitted(estimator, "model_")
     n_outputs = _count_outputs(estimator, options)
     live = plain(None)
-    n_of_model = len(live.state)
-    given = None if state is None else list(state)
-    own: list[np.ndarray] | None = None
-    if given is not None and len(given) == n_of_model + N_OWN:
-        own = [np.asarray(t) for t in given[n_of_model:]]
-        given = given[:n_of_model]
-    if given is not None:
+    own: list[Tensor] = []
+    if state is not None:
+        given = list(state)
+        if len(given) == len(live.state) + N_OWN:
+            given, own = given[:-N_OWN], given[-N_OWN:]
         live = plain(given)
-    classes = estimator.fitted_parts_.codec.classes
-    watched = WatchedStream(live, (n_outputs, n_series), options, classes)
-    if own is not None:
-        watched.load(own)
+    parts = estimator.fitted_parts_
+    watched = WatchedStream(live, (n_outputs, n_series), options, parts.codec.classes)
+    if own:
+        watched.load([np.asarray(t) for t in own])
         return watched
     calibration = None
     if options.calibration is not None:
         calibration = _errors_on(model, options.calibration)
     elif is_in_units:
-        calibration = estimator.fitted_parts_.calibration
+        calibration = parts.calibration
     watched.calibrate(calibration)
     return watched
 
@@ -190,6 +193,11 @@ def _errors_on(model: Any, data: Any) -> Calibration:
     return Calibration.of(y_true - predicted, True)
 
 
+def _check_same(had: str, has: str) -> None:
+    if had != has:
+        raise SpecError(f"the state is of a stream with {had}, this one has {has}")
+
+
 class WatchedStream:
     """A stream that takes in targets: it says between which ends the next will lie, how unlikely
     the last residual was, or learns; made by ``Estimator.stream`` and :func:`fluxutils_py.stream`.
@@ -243,69 +251,52 @@ class WatchedStream:
         self._interval: AdaptiveInterval | None = None
         if options.interval is not None:
             self._interval = AdaptiveInterval(check_level("interval", options.interval), shape)
-        self._has_alarm = options.alarm is not False
-        self._memory = options.memory
+        self._alarm, self._memory = options.alarm, options.memory
         self._residuals: ResidualModel | None = None
         # predictions that wait for their target, where it is compared with them, with the distances
         # to both ends
-        self._pending: deque[tuple[np.ndarray | None, Ends | None]] = deque()
-        self._dtype: Any = None
-        self._ends: Ends | None = None
+        self._pending: deque[tuple[Any, Ends | None]] = deque()
 
     # -- the beginning -----------------------------------------------------------------------------
 
     def calibrate(self, calibration: Calibration | None) -> None:
         """Start from errors on data that the fit has not seen."""
-        if self._interval is not None:
-            if calibration is None:
+        is_frozen = self._alarm == "frozen"
+        if calibration is None:
+            if self._interval is not None or is_frozen:
                 raise SpecError(
-                    "an interval starts from errors on data that the fit has not seen: fit "
-                    "SequenceRegressor(interval=0.9), or give calibration=(x, y)"
+                    "an interval, or a frozen alarm, starts from errors on data that the fit has "
+                    "not seen: fit SequenceRegressor(interval=0.9), or give calibration=(x, y)"
                 )
+        elif self._interval is not None:
             self._interval.calibrate(calibration)
-        if self._has_alarm:
-            memory = self._memory or MEMORY
-            if calibration is not None and self._memory is None:
-                memory = max(LEAST_MEMORY, 2 * calibration.errors.shape[2])
-            self._residuals = ResidualModel(self._shape, memory)
-            if calibration is not None:
-                errors = calibration.errors
-                is_own = calibration.of_every_series and errors.shape[1] == self.n_series
-                self._residuals.calibrate(errors, is_own)
+        if self._alarm is False:
+            return
+        n_steps = 0 if calibration is None else calibration.errors.shape[2]
+        # a frozen one cannot tell how means over more than the calibration vary
+        memory = self._memory or max(LEAST_MEMORY if is_frozen else MEMORY, 2 * n_steps)
+        self._residuals = ResidualModel(self._shape, memory, frozen=is_frozen)
+        if calibration is not None:
+            self._residuals.calibrate(calibration)
 
     def load(self, own: list[np.ndarray]) -> None:
         """Continue from the last tensors of a state."""
         (level, memory), interval, residuals, pending = own
         if self._interval is not None:
-            if level != self._interval.level:
-                had = "no interval" if np.isnan(level) else f"interval={level:g}"
-                raise SpecError(
-                    f"the state is of a stream with {had}, this one has "
-                    f"interval={self._interval.level:g}"
-                )
-            self._check_state(interval, 2 * len(self._interval.values))
-            values, initial = np.split(interval, 2)
-            self._interval.load(values, initial)
-        if self._has_alarm:
-            if np.isnan(memory) or self._memory not in (None, int(memory)):
-                had = "no alarm" if np.isnan(memory) else f"alarm={int(memory)}"
-                raise SpecError(
-                    f"the state is of a stream with {had}, this one has "
-                    f"alarm={self._memory or True}"
-                )
-            self._residuals = ResidualModel(self._shape, int(memory))
-            self._check_state(residuals, 2 * len(self._residuals.values))
-            values, initial = np.split(residuals, 2)
-            self._residuals.load(values, initial)
-        self._check_state(pending.reshape(-1, *pending.shape[2:]), 3 * len(pending))
+            had = "no interval" if np.isnan(level) else f"interval={level:g}"
+            _check_same(had, f"interval={self._interval.level:g}")
+            self._interval.load(interval)
+        if self._alarm is not False:
+            is_frozen = bool(np.isinf(residuals[2:3]).any())  # the number of steps
+            had = "no alarm" if np.isnan(memory) else f"alarm={memory:.0f}"
+            had = "alarm=frozen" if is_frozen else had
+            fits = self._alarm is True and memory > 0 and not is_frozen
+            _check_same(had, had if fits else f"alarm={self._alarm}")
+            self._residuals = ResidualModel(self._shape, int(memory), frozen=is_frozen)
+            self._residuals.load(residuals)
         for prediction, below, above in pending:
             ends = None if self._interval is None else (below, above)
             self._pending.append((prediction if self._compares else None, ends))
-
-    def _check_state(self, values: np.ndarray, n_rows: int) -> None:
-        expected = (n_rows, *self._shape)
-        if values.shape != expected:
-            raise ShapeError(f"state: a tensor has shape {values.shape}; expected {expected}")
 
     # -- steps -------------------------------------------------------------------------------------
 
@@ -324,9 +315,9 @@ class WatchedStream:
             New arrays; low and high only with ``interval``.
         alarm : ndarray of shape (N,)
             How unlikely the last observed residual and those before it are: 2 roughly once in 100
-            steps, 3 once in 1000, if the residuals go on like those that the memory holds; the
-            largest of the outputs. It comes in spells, and tells nothing of what is rarer than the
-            memory has seen. Zeros before the first.
+            steps, 3 once in 1000, if the residuals go on like those that the memory holds; one
+            number for all outputs, see :attr:`alarm_shares`. It comes in spells, and tells nothing
+            of what is rarer than the memory has seen. Zeros before the first.
 
         Raises
         ------
@@ -334,29 +325,22 @@ class WatchedStream:
             If ``x`` does not fit, or more steps than ``delay``, or 10,000, wait for their target.
             The state then stays.
         """
-        wants_alarm = self._has_alarm if alarm is None else alarm
-        pending = self._pending
-        if len(pending) >= self._most_pending or (wants_alarm and self._residuals is None):
-            self._refuse(wants_alarm)
-        y = self._live.step(x)
-        if y.dtype is not self._dtype:
-            self._set_dtype(y.dtype)
-        ends = self._ends
-        pending.append((y.copy() if self._compares else None, ends))
-        if ends is None:
-            return (y, self.alarm) if wants_alarm else y
-        if wants_alarm:
-            return y, y - ends[0], y + ends[1], self.alarm
-        return y, y - ends[0], y + ends[1]
-
-    def _refuse(self, wants_alarm: bool) -> None:
-        if wants_alarm and self._residuals is None:
-            raise SpecError("this stream keeps no model of residuals: make it with alarm=True")
+        wants_alarm = (self._alarm is not False) if alarm is None else alarm
+        also = (self.alarm,) if wants_alarm else ()
         n = len(self._pending)
-        raise DataError(
-            f"{n} step{'s wait' if n > 1 else ' waits'} for their target: give it to observe, NaN "
-            "where it never comes; or make a stream with a larger delay, or a plain one"
-        )
+        if n >= self._most_pending:
+            raise DataError(
+                f"{n} step{'s wait' if n > 1 else ' waits'} for their target: give it to observe, "
+                "NaN where it never comes; or make a stream with a larger delay, or a plain one"
+            )
+        y = self._live.step(x)
+        ends = None
+        if self._interval is not None:
+            below, above = self._interval.below, self._interval.above
+            ends = below.astype(y.dtype), above.astype(y.dtype)
+            also = (y - ends[0], y + ends[1], *also)
+        self._pending.append((y.copy() if self._compares else None, ends))
+        return (y, *also) if also else y
 
     def learn(self, x: object, y: object) -> Any:
         """Predict the next step of all series, then learn from its target.
@@ -432,32 +416,38 @@ class WatchedStream:
     @undisturbed()
     def _take(self, y_true: np.ndarray) -> None:
         prediction, ends = self._pending.popleft()
-        if prediction is not None:
-            self._compare(y_true - prediction, ends)
+        if self._interval is not None and ends is not None:
+            self._interval.observe(y_true - prediction, *ends, delay=len(self._pending))
+        if self._residuals is not None:
+            self._residuals.observe(y_true - prediction)
         if self._learns:
             self._live.take_target(y_true)
-
-    def _compare(self, residual: np.ndarray, ends: Ends | None) -> None:
-        if self._interval is not None and ends is not None:
-            self._interval.observe(residual, *ends, delay=len(self._pending))
-            self._set_dtype(self._dtype)
-        if self._residuals is not None:
-            self._residuals.observe(residual)
-
-    def _set_dtype(self, dtype: Any) -> None:
-        """Give the ends of the interval the type of the predictions."""
-        self._dtype = dtype
-        if self._interval is not None and dtype is not None:
-            below, above = self._interval.below, self._interval.above
-            self._ends = below.astype(dtype), above.astype(dtype)
 
     @property
     @undisturbed()
     def alarm(self) -> np.ndarray:
         """How unlikely the last residuals of each series are, (N,); see :meth:`step`."""
+        return self._model_of_residuals.alarm()
+
+    @property
+    def alarm_shares(self) -> np.ndarray:
+        """The share of each output in the distance behind the alarm, over the last few steps:
+        (G, N), each from 0 to 1, with a sum of 1 (0 before the first target).
+
+        It tells which sensor differs, after what its correlation with the others explains.
+
+        Notes
+        -----
+        Source: Garthwaite & Koch (2016), Evaluating the contributions of individual variables to a
+        quadratic form, Australian & New Zealand Journal of Statistics.
+        """
+        return self._model_of_residuals.shares()
+
+    @property
+    def _model_of_residuals(self) -> ResidualModel:
         if self._residuals is None:
             raise SpecError("this stream keeps no model of residuals: make it with alarm=True")
-        return self._residuals.alarm()
+        return self._residuals
 
     @property
     def n_pending(self) -> int:
@@ -475,10 +465,10 @@ class WatchedStream:
         interval, residuals = np.empty((0, *self._shape)), np.empty((0, *self._shape))
         if self._interval is not None:
             level = self._interval.level
-            interval = np.concatenate([self._interval.values, self._interval.initial])
+            interval = self._interval.state
         if self._residuals is not None:
             memory = self._residuals.memory
-            residuals = np.concatenate([self._residuals.values, self._residuals.initial])
+            residuals = self._residuals.state
         pending = np.empty((len(self._pending), 3, *self._shape))
         for row, (prediction, ends) in zip(pending, self._pending, strict=True):
             row[0] = np.nan if prediction is None else prediction
@@ -494,16 +484,13 @@ class WatchedStream:
         these series.
         """
         self._live.reset(series)
-        chosen = np.arange(self.n_series)
         if series is None:
             self._pending.clear()
-        else:
-            chosen = series_indices(series, self.n_series)
+            series = slice(None)
+        chosen = series_indices(series, self.n_series)
         for prediction, _ in self._pending:
             if prediction is not None:
                 prediction[:, chosen] = np.nan
-        if self._interval is not None:
-            self._interval.reset(chosen)
-            self._set_dtype(self._dtype)
-        if self._residuals is not None:
-            self._residuals.reset(chosen)
+        for each in (self._interval, self._residuals):
+            if each is not None:
+                each.reset(chosen)

@@ -65,9 +65,9 @@ def test_steps_give_the_prediction_and_what_the_models_of_residuals_say(kernels,
     x, y = data(1, dtype=dtype)
     predicted = est.predict(x)
     calibration = est.fitted_parts_.calibration
-    interval, residuals = AdaptiveInterval(0.8, (G, N)), ResidualModel((G, N), 96)
+    interval, residuals = AdaptiveInterval(0.8, (G, N)), ResidualModel((G, N), 1000)
     interval.calibrate(calibration)
-    residuals.calibrate(calibration.errors, is_own=True)
+    residuals.calibrate(calibration)
     with native_kernels(kernels):
         found = run(est.stream(N, interval=0.8, alarm=True), x, y, delay)
     ends = []
@@ -136,7 +136,8 @@ def test_a_stream_of_one_number_takes_the_short_way_and_gives_the_same():
 @pytest.mark.few
 @pytest.mark.parametrize("delay", [0, 3])
 @pytest.mark.parametrize(
-    "watch", [{"interval": 0.8}, {"alarm": 50}, {"interval": 0.8, "alarm": True}]
+    "watch",
+    [{"interval": 0.8}, {"alarm": 50}, {"interval": 0.8, "alarm": True}, {"alarm": "frozen"}],
 )
 def test_a_state_goes_on_with_the_same_bits(est, watch, delay, tmp_path):
     x, y = data(6)
@@ -279,6 +280,17 @@ def test_errors_name_what_came_and_what_is_expected(est):
         est.stream(N, interval=90)
     with pytest.raises(SpecError, match=r"got 3.*memory in steps"):
         est.stream(N, alarm=3)
+    with pytest.raises(SpecError, match=r"'froze'.*memory in steps"):
+        est.stream(N, alarm="froze")
+    frozen = est.stream(N, alarm="frozen").state
+    with pytest.raises(SpecError, match="alarm=frozen, this one has alarm=True"):
+        est.stream(N, frozen, alarm=True)
+    with pytest.raises(SpecError, match="alarm=1000, this one has alarm=frozen"):
+        est.stream(N, est.stream(N, alarm=True).state, alarm="frozen")
+    with pytest.raises(SpecError, match="a frozen alarm, starts from errors"):
+        LagRegressor(n_lags=2).fit(x, y).stream(N, alarm="frozen")
+    with pytest.raises(SpecError, match="make it with alarm=True"):
+        _ = live.alarm_shares
     with pytest.raises(SpecError, match="calibration is for"):
         est.stream(N, calibration=(x, y))
     with pytest.raises(ShapeError, match=r"y has shape \(1, 3, 240\), .* \(2, 3, 240\)"):
