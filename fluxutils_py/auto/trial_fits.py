@@ -249,6 +249,7 @@ class ReadyMadeLoop(FitLoop):
                 if math.prod(shape) > MOST_KEPT:
                     return
                 kept = np.zeros(shape, out.dtype)
+            assert batch.index is not None
             rows, first = batch.index.segments, batch.index.start
             ends = np.minimum(rows.length, first + len(out))
             for i, series in enumerate(rows.series):
