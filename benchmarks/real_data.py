@@ -17,6 +17,10 @@ beside them; the splits are the usual ones:
   divided by the mean of its training part; judged on the 48 hours of the test part.
 - wikipedia (``wikipedia_traffic_daily.csv``): the next day's logarithm of the views of ten pages.
   Trained on the first 450 of 550 days.
+- air_quality (UCI, ``air_quality.csv``): carbon monoxide, in mg/m3, of an hour from eight sensors that drift; a
+  sensor without a value has its last. Trained on the first 70 %.
+- bikes (UCI, ``bike_hour.csv``): the logarithm of the bikes rented in an hour from its weather and calendar.
+  Trained on the first 70 %.
 - republic (``republic.txt``): the next character of a book, read in 32 parts side by side. Trained on
   the first 90 %, judged on the last 5 %, in bits per character; what lies between is for choices.
 
@@ -325,6 +329,52 @@ def wikipedia(folder: Path) -> RealData:
     return forecast("wikipedia", values[None], values, ends, ends)
 
 
+def now(name: str, inputs: np.ndarray, values: np.ndarray, metric: str) -> RealData:
+    """A regression of what goes with the inputs (F, T) of the same step, values (T,), on the first 70 %."""
+    end = np.array([len(values) * 7 // 10])
+    x, y = (a[:, None].astype(np.float32) for a in (inputs, values[None]))
+    y_test = np.where(np.arange(len(values)) < end, np.float32(np.nan), y)
+    return RealData(
+        name,
+        "numbers of steps",
+        x[:, :, : end[0]],
+        y[:, :, : end[0]],
+        x,
+        y_test,
+        end,
+        np.array([len(values)]),
+        Metric(metric, rmse, larger_is_better=False),
+    )
+
+
+def air_quality(folder: Path) -> RealData:
+    sensors = [f"PT08.S{i}({gas})" for i, gas in enumerate(("CO", "NMHC", "NOx", "NO2", "O3"), 1)]
+    with (folder / "air_quality.csv").open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file, delimiter=";") if row["Date"]]
+    names = [*sensors, "T", "RH", "AH", "CO(GT)"]
+    table = np.array([[float(row[name].replace(",", ".")) for row in rows] for name in names])
+    table[table == -200] = np.nan
+    *inputs, values = table
+    filled = []
+    for sensor in inputs:
+        last = np.maximum.accumulate(np.where(np.isnan(sensor), 0, np.arange(len(sensor))))
+        filled.append(sensor[last])
+    return now("air_quality", np.array(filled), values, "RMSE, mg/m3")
+
+
+def bikes(folder: Path) -> RealData:
+    path = folder / "bike_hour.csv"
+    plain = ("holiday", "workingday", "weathersit", "temp", "hum", "windspeed")
+    hour, weekday = column(path, "hr") / 24, column(path, "weekday") / 7
+    waves = [
+        f(2 * np.pi * k * t)
+        for t, k in ((hour, 1), (hour, 2), (weekday, 1))
+        for f in (np.sin, np.cos)
+    ]
+    inputs = np.stack([*waves, *(column(path, name) for name in plain)])
+    return now("bikes", inputs, np.log1p(column(path, "cnt")), "RMSE of the logarithm")
+
+
 def republic(folder: Path, n_parts: int = 32) -> RealData:
     text = (folder / "republic.txt").read_text("utf-8")
     train, test = text[: len(text) * 9 // 10], text[len(text) * 19 // 20 :]
@@ -373,6 +423,8 @@ LOADERS: dict[str, Callable[[Path], RealData]] = {
     "nab_cpu": partial(nab, "nab_cpu", "rds_cpu_utilization_e47b3b"),
     "m4": m4,
     "wikipedia": wikipedia,
+    "air_quality": air_quality,
+    "bikes": bikes,
     "republic": republic,
 }
 

@@ -20,7 +20,7 @@ HERE = Path(__file__).resolve().parent
 
 # from top to bottom in a row; colours of Okabe and Ito, which are told apart with any kind of sight
 STYLES = {
-    "0.1.0": ("0.1.0", "#999999", "X"),
+    "0.2.0": ("0.2.0", "#999999", "X"),
     "linear": ("linear", "#0072B2", "D"),
     "boosting": ("gradient boosting", "#009E73", "^"),
     "ours": ("fluxutils_py", "#D55E00", "o"),
@@ -45,6 +45,8 @@ TITLES = {
     "nab_cpu": "processor",
     "m4": "M4 hourly",
     "wikipedia": "Wikipedia",
+    "air_quality": "carbon monoxide",
+    "bikes": "bikes",
     "republic": "Plato",
 }
 BASE = "linear"

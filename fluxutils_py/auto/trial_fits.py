@@ -229,7 +229,7 @@ class ReadyMadeLoop(FitLoop):
 
     def _keep_fixed_part(self) -> None:
         """Compute what does not learn for all training data, once and not for each update, where it
-        fits into memory: the model gets it as a second input.
+        fits into memory: the model gets it in place of the inputs.
         """
         networks = [m for m in self.model.modules() if isinstance(m, LinearPlusNetwork)]
         if not networks:
@@ -258,7 +258,7 @@ class ReadyMadeLoop(FitLoop):
                 kept[start : start + len(of_row), series] = of_row
         assert kept is not None
         array = SeriesArray(kept.transpose(2, 1, 0), "what does not learn")
-        self.windows.windows = windows.changed(x=(*windows.x, array))
+        self.windows.windows = windows.changed(x=(array,))
 
 
 def read_groups(groups: object, inputs: Inputs) -> np.ndarray | None:

@@ -9,6 +9,7 @@ from sklearn.metrics import log_loss
 from fluxutils_py import SequenceClassifier, SequenceRegressor, load, save
 from fluxutils_py.auto import trial_fits, trials
 from fluxutils_py.auto.trials import BLOCKS, GAINS, choice_after_trials
+from fluxutils_py.data import SeriesArray
 from fluxutils_py.estimator.fitted_parts import FitChoice
 from fluxutils_py.nn.ready_made import LinearPlusNetwork
 
@@ -185,3 +186,20 @@ def test_a_trial_that_keeps_the_linear_model_is_the_fit_of_one(monkeypatch):
     np.testing.assert_array_equal(est.predict(x), alone.predict(x))
     assert est.loss_curve_ == alone.loss_curve_
     assert dataclasses.replace(est.choice_, tried=()).gain == 0.0
+
+
+@pytest.mark.slow
+def test_a_default_fit_reads_each_input_at_most_six_times(monkeypatch):
+    n_read = 0
+    plain = SeriesArray.read
+
+    def read(array, *where):
+        nonlocal n_read
+        values = plain(array, *where)
+        n_read += values.size * (array.name == "x")
+        return values
+
+    monkeypatch.setattr(SeriesArray, "read", read)
+    x, y = product(20, 1000)
+    assert SequenceRegressor(random_state=0).fit(x, y).cell_ == "linear+lstm"
+    assert n_read < 6 * x.size

@@ -68,6 +68,15 @@ def folder(tmp_path):
     (tmp_path / "wikipedia_traffic_daily.csv").write_text(
         "Page,date,value\n" + "\n".join(pages).replace('"', "b") + "\n"
     )
+    sensors = [f"PT08.S{i}({gas})" for i, gas in enumerate(("CO", "NMHC", "NOx", "NO2", "O3"), 1)]
+    names = ["Date", "CO(GT)", *sensors, "T", "RH", "AH"]
+    hours = [";".join(["10/03/2004", f"{t},5", *[str(t)] * 8]) for t in range(10)]
+    hours[4] = hours[4].replace(";4;", ";-200;", 1)
+    hours[9] = hours[9].replace("9,5", "-200")
+    (tmp_path / "air_quality.csv").write_text("\n".join([";".join(names), *hours, ";" * 9]) + "\n")
+    names = "hr,weekday,holiday,workingday,weathersit,temp,hum,windspeed,cnt"
+    hours = [f"{t % 24},{t // 24},0,1,2,.1,.2,.3,{t}" for t in range(30)]
+    (tmp_path / "bike_hour.csv").write_text("\n".join([names, *hours]) + "\n")
     return tmp_path
 
 
@@ -88,6 +97,19 @@ def test_series_of_unequal_lengths_and_their_labels(real_data, folder, name):
     assert data.per_series
     assert data.is_classification
     assert data.score(np.array(["down", "down"])) == 0.5
+
+
+def test_what_goes_with_the_inputs_of_the_same_step(real_data, folder):
+    data = real_data.load("air_quality", folder)
+    assert data.x_train[0, 0].tolist() == [0, 1, 2, 3, 3, 5, 6]  # the last value of a sensor
+    assert data.x_test[7, 0].tolist() == list(range(10))
+    np.testing.assert_array_equal(data.y_test[0, 0], [np.nan] * 7 + [7.5, 8.5, np.nan])
+    assert data.y_train[0, 0].tolist() == [t + 0.5 for t in range(7)]
+    assert data.score(np.full((1, 1, 10), 7.5)) == pytest.approx(np.sqrt(0.5))
+    data = real_data.load("bikes", folder)
+    assert data.x_train.shape == (12, 1, 21)
+    assert data.x_test[0, 0, [0, 6, 24]] == pytest.approx([0, 1, 0], abs=1e-6)
+    assert data.y_test[0, 0, 29] == pytest.approx(np.log(30))
 
 
 def test_life_of_engines_is_capped_and_judged_at_the_last_cycle(real_data, folder):
@@ -216,17 +238,6 @@ def test_windows_of_the_plain_loop_hold_each_target_once(contenders, real_data, 
     assert series.y[series.live].tolist() == [1, 0, 0]  # in the order of time
 
 
-def test_old_defaults_are_parameters(contenders, real_data, folder):
-    for name in ("GunPoint", "cmapss"):
-        data = real_data.load(name, folder)
-        settings = contenders.known(
-            contenders.OLD, set(contenders.ready_made(data, 0, {}).get_params())
-        )
-        estimator = contenders.ready_made(data, 5, settings)
-        assert (estimator.random_state, estimator.cell, estimator.hidden_size) == (5, "lstm", 32)
-        assert (estimator.epochs, estimator.batchsize, estimator.seqsize) == (100, 256, None)
-
-
 @pytest.mark.parametrize("name", ["linear", "boosting", "lstm"])
 @pytest.mark.parametrize("data_name", ["GunPoint", "occupancy1", "nab_taxi"])
 def test_contenders_predict_what_is_judged(
@@ -272,12 +283,12 @@ def found():
         "torch": "2.10",
         "scikit-learn": "1.9",
     }
-    names = {"linear": "ridge", "0.1.0": "old", "ours": "our own"}
+    names = {"linear": "ridge", "0.2.0": "old", "ours": "our own"}
     return {
         "contenders": {k: {"title": title, "machine": machine} for k, title in names.items()},
         "sets": {
             "GunPoint": entry("accuracy", True, ours=1.0, linear=0.9),
-            "cmapss": entry("RMSE", False, ours=12.0, linear=16.0, **{"0_1_0": 80.0}),
+            "cmapss": entry("RMSE", False, ours=12.0, linear=16.0, **{"0_2_0": 80.0}),
         },
     }
 
@@ -322,11 +333,11 @@ def test_runs_merge_into_the_file(bench, folder, monkeypatch, tmp_path, capsys):
 def test_picture_and_its_text(picture, found, tmp_path):
     picture.draw(found, tmp_path / "defaults.png")
     assert (tmp_path / "defaults.png").read_bytes().startswith(b"\x89PNG")
-    assert picture.ratios(found["sets"]["cmapss"]) == {"ours": 0.75, "linear": 1, "0.1.0": 5}
+    assert picture.ratios(found["sets"]["cmapss"]) == {"ours": 0.75, "linear": 1, "0.2.0": 5}
     assert picture.missing(found["sets"]["GunPoint"])["linear"] == pytest.approx(10)
     text = picture.alt_text(found)
     assert "fluxutils_py 100.0 % on average and 0.75 of the linear error" in text
-    assert "0.1.0 5.00 of the linear error" in text
+    assert "0.2.0 5.00 of the linear error" in text
 
 
 def test_every_set_and_contender_is_drawn(picture, real_data, contenders):
