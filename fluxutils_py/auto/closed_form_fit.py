@@ -20,7 +20,8 @@ from fluxutils_py.auto.closed_form import (
     Rows,
     fit_closed_form,
 )
-from fluxutils_py.data.segments import SeriesShards
+from fluxutils_py.data import SequenceWindows
+from fluxutils_py.data.segments import Segments, SeriesShards
 from fluxutils_py.errors import DataError
 from fluxutils_py.inputs.moments import Moments, WeightedBlock, moments
 from fluxutils_py.nn.causal_kernels import MOST_SERIES, CausalKernels
@@ -40,6 +41,9 @@ FLOOR = 1e-3
 MOST_LENGTH = 1 << 32  # of a series
 FEW_ROWS = 100
 MOST_STEPS = 100_000  # that are rows of a regression, taken at random from longer data
+MOST_READ = 1 << 21  # steps; more are read in part
+PIECE = 1 << 13  # steps of a series that are read together then
+WARM_UP = 256  # steps at its beginning, for the state
 STEPS_AT_ONCE = 2048  # of all series of a window
 BLOCK_STEPS = 100  # of one series, which are left out together: neighbours resemble one another
 
@@ -136,6 +140,8 @@ def fit_closed_form_parts(
 ) -> ClosedFormHead | None:
     """Set all that a model learns in closed form, in passes over windows: scales, biases, heads.
 
+    Of more than 2^21 steps with a target each, pieces of series that are evenly spread are read.
+
     Parameters
     ----------
     model : nn.Module
@@ -161,6 +167,8 @@ def fit_closed_form_parts(
     if not scales:
         return None
     batches = in_long_windows(batches)
+    if not task.per_series:
+        batches.windows = _evenly_spread(batches.windows)
     counting = _learn_scales(scales, batches, ranks, task.per_series)
     if is_closed_form(model) and counting.n_rows and not counting.of_outputs.all():
         missing = np.flatnonzero(counting.of_outputs == 0).tolist()
@@ -182,6 +190,27 @@ def in_long_windows(batches: TensorBatches) -> TensorBatches:
     longer.windows = windows.changed(seqsize=seqsize, overlap=0)
     longer.rng = None
     return longer
+
+
+def _evenly_spread(windows: SequenceWindows) -> SequenceWindows:
+    """Return windows of up to ``MOST_READ`` of the steps, or little more: pieces of series that are
+    evenly spread, of which the first steps only move the state.
+    """
+    rows = windows.segments
+    share = MOST_READ / rows.length.sum()
+    if share >= 1:
+        return windows
+    burn_in = windows.burn_in
+    if rows.max_length > PIECE:
+        burn_in += WARM_UP
+        n = -(-rows.length // PIECE)
+        first = np.repeat(n.cumsum() - n, n)
+        row = np.repeat(np.arange(len(rows)), n)
+        before = (np.arange(len(row)) - first) * PIECE
+        length = np.minimum(rows.length[row] - before, PIECE)
+        rows = Segments(rows.series[row], rows.start[row] + before, length)
+    chosen = np.linspace(0, len(rows) - 1, math.ceil(share * len(rows))).astype(int)
+    return windows.changed(segments=rows[chosen], burn_in=burn_in)
 
 
 def _fit_part(

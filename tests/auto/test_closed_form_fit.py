@@ -5,7 +5,8 @@ import pytest
 import torch
 from sklearn.linear_model import Ridge
 
-from fluxutils_py import reset
+from fluxutils_py import SequenceRegressor, reset
+from fluxutils_py.auto import closed_form_fit
 from fluxutils_py.auto.closed_form import Rows, fit_closed_form
 from fluxutils_py.auto.closed_form_fit import ClosedFormTask, fit_closed_form_parts
 from fluxutils_py.data import SampleWeight, SequenceWindows
@@ -168,3 +169,37 @@ def test_rows_are_counted_where_only_some_steps_have_a_target():
     model = lag_model(1, 1, 2).double()
     _, head = fitted(model, x, y, batchsize=30, seqsize=100)
     assert len(head.left_out) == 1800
+
+
+def test_of_large_data_evenly_spread_pieces_are_read(monkeypatch):
+    """As if all was read, and the state had run through all."""
+    monkeypatch.setattr(closed_form_fit, "MOST_READ", 20_000)
+    monkeypatch.setattr(closed_form_fit, "PIECE", 1000)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2, 3, 30_000)).astype("float32")
+    y = x[:1] + 0.5 * np.roll(x[1:], 3, 2)
+    counted = []
+    plain = closed_form_fit.CountingRows.add
+
+    def add(self, steps, weights):
+        counted.append(steps.numpy())
+        plain(self, steps, weights)
+
+    monkeypatch.setattr(closed_form_fit.CountingRows, "add", add)
+    est = SequenceRegressor(cell="linear").fit(x, y + 0.1 * rng.normal(size=y.shape))
+    series, step = np.divmod(np.concatenate(counted), closed_form_fit.MOST_LENGTH)
+    assert 14_000 < len(step) < 22_000
+    assert np.unique(series).tolist() == [0, 1, 2]
+    pieces = np.unique(series * 30 + step // 1000)
+    assert np.diff(pieces).max() <= 5  # of 90, every fourth or so
+    assert (step % 1000 >= closed_form_fit.WARM_UP).all()
+    np.testing.assert_allclose(est.predict(x)[:, :, 3:], y[:, :, 3:], atol=0.05)
+
+
+def test_of_many_short_series_some_are_read(monkeypatch):
+    monkeypatch.setattr(closed_form_fit, "MOST_READ", 1000)
+    x = np.random.default_rng(0).normal(size=(1, 100, 40))
+    est = SequenceRegressor(cell="linear").fit(x, 2 * x)
+    scale = est.model_.scale
+    read = x[0, np.linspace(0, 99, 25).astype(int)]
+    np.testing.assert_allclose(scale.mean, read.mean(), rtol=0, atol=1e-9)
