@@ -236,19 +236,22 @@ class ReadyMadeLoop(FitLoop):
             return
         fixed = FixedPart(networks[0]).eval()  # all have the same
         windows = self.data.windows
-        kept: np.ndarray | None = None
-        for batch in in_long_windows(self.windows):
+        x = windows.x[0]
+        shape = (x.T, x.N, networks[0].n_fixed)
+        if math.prod(shape) > MOST_KEPT:
+            return
+        is_long = self.windows.dtype == torch.float64
+        kept = np.zeros(shape, np.float64 if is_long else np.float32)
+        batches = in_long_windows(self.windows)
+        if windows.shards is None:  # a shuffled window may give a rank any of the series
+            batches.rank, batches.size = 0, 1
+        for batch in batches:
             if not batch.inputs:
                 continue
             if batch.first:
                 reset(fixed)
             with torch.no_grad():
                 out = fixed(batch.inputs[0]).cpu().numpy()
-            if kept is None:
-                shape = (windows.x[0].T, windows.x[0].N, out.shape[2])
-                if math.prod(shape) > MOST_KEPT:
-                    return
-                kept = np.zeros(shape, out.dtype)
             assert batch.index is not None
             rows, first = batch.index.segments, batch.index.start
             ends = np.minimum(rows.length, first + len(out))
@@ -256,7 +259,6 @@ class ReadyMadeLoop(FitLoop):
                 of_row = out[: max(ends[i] - first, 0), i]
                 start = rows.start[i] + first
                 kept[start : start + len(of_row), series] = of_row
-        assert kept is not None
         array = SeriesArray(kept.transpose(2, 1, 0), "what does not learn")
         self.windows.windows = windows.changed(x=(array,))
 

@@ -62,11 +62,12 @@ class LinearPlusNetwork(nn.Module):
         super().__init__()
         self.linear = linear.requires_grad_(False)
         n_in = len(linear.scale.mean)
-        self.n_seen = n_in * (1 + len(means))
+        n_seen = n_in * (1 + len(means))
+        self.n_fixed = linear.head.out_features + 1 + n_seen
         self.means = ExponentialMeans(n_in, means) if means else None
         self.noise = GaussianNoise(input_noise)
         between = dropout if num_layers > 1 else 0.0  # the dropout after the last is its own
-        self.network = cell(self.n_seen, hidden_size, num_layers, between)
+        self.network = cell(n_seen, hidden_size, num_layers, between)
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(hidden_size, linear.head.out_features)
         # the first step is that of the linear model
@@ -76,10 +77,10 @@ class LinearPlusNetwork(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the sum for inputs, or for what :meth:`compute_fixed` makes of them."""
-        n_out = self.head.out_features
-        is_known = x.shape[-1] == n_out + 1 + self.n_seen  # more than inputs have
+        is_known = x.shape[-1] == self.n_fixed  # more than inputs have
         fixed = x.nan_to_num() if is_known else self.compute_fixed(x)
-        linear, trust, seen = fixed.split([n_out, 1, self.n_seen], -1)
+        n_seen = self.n_fixed - 1 - self.head.out_features
+        linear, trust, seen = fixed.split([self.head.out_features, 1, n_seen], -1)
         added: Tensor = self.head(self.dropout(self.network(self.noise(seen))))
         # in training, it learns all that the linear model leaves
         gain = 1.0 if self.training else self.gain

@@ -132,7 +132,8 @@ def test_walks_and_scores_are_those_of_pandas(types, small):
         f.fit(a).score(b)
         for f, a, b in ((fc, first, rest), (fc, table(first, types), table(rest, types)))
     ]
-    assert scored[0] == scored[1]
+    # equal but for the rounding of sums, which depends on where arrays lie in memory
+    assert scored[0] == pytest.approx(scored[1], rel=1e-12)
 
 
 def test_columns_with_equal_values_are_two_columns_and_equal_names_are_refused(small):
