@@ -17,7 +17,8 @@ from fluxutils_py.parallel import RankGroup
 GAINS = np.linspace(0, 1, 11)
 BLOCKS = 4  # of the data that a trial holds out
 MOST_HARM = 1.05  # of the error of the linear model, in the worst block
-CLEARLY = 0.995  # of the error of the linear model, below which a network is worth its time
+CLEARLY = 0.995  # of the error of the linear model, below which a network is worth it
+CLEARLY_IN_TIME = 0.985
 KEPT = 0.6  # of the best gain in time: four fifths of what it is worth, half of what it may cost
 
 
@@ -99,11 +100,13 @@ def choice_after_trials(choice: FitChoice, errors: np.ndarray, in_time: bool) ->
     best = 0.0
     if len(relative):
         bound = relative.mean(0)
+        enough = CLEARLY
         if in_time:
             bound += relative.std(0) / math.sqrt(len(relative))
+            enough = CLEARLY_IN_TIME
         is_safe = np.logical_and.accumulate(relative.max(0) <= MOST_HARM)
         at = int(np.where(is_safe, bound, np.inf).argmin())
-        best = float(GAINS[at]) if bound[at] < CLEARLY else 0.0
+        best = float(GAINS[at]) if bound[at] < enough else 0.0
     gain = round(best * KEPT, 2) if in_time else best
     cell = choice.cell if gain else "linear"
     tried = tuple(map(tuple, np.column_stack([GAINS, relative.T]).round(4).tolist()))
