@@ -63,7 +63,7 @@ def run_auto_fit(est: Any, *series: Any, groups: object = None, **call: Any) -> 
         trials: list[ReadyMadeLoop] = []
         if not continues:
             settings, trials = choose(begun, groups)
-        calibration = _calibration_by_trial(settings, begun, groups)
+        calibration = _calibration_by_trial(settings, begun, groups, trials)
         loop = ReadyMadeLoop(begun, begun.cut(settings), groups, trials=trials)
         if not (loop.makes_updates or is_fit):
             raise _no_partial_fit(est)
@@ -344,10 +344,12 @@ def _calibration_of(begun: BegunFit, loop: FitLoop) -> Calibration:
 
 
 def _calibration_by_trial(
-    settings: Settings, begun: BegunFit, groups: object
+    settings: Settings, begun: BegunFit, groups: object, trials: Sequence[ReadyMadeLoop]
 ) -> Calibration | None:
     """Return the errors, on a part of the data, of a model that was fitted on the rest; None where
     no interval is asked for, or the fit itself has data that it does not learn from.
+
+    It goes on from the trials, as the fit does: the last of them has not seen this part either.
     """
     holds_out = begun.data.validation_data is not None or settings.early_stopping
     if settings.interval is None or holds_out:
@@ -363,7 +365,8 @@ def _calibration_by_trial(
                 "validation_data"
             )
     split = begun.data.split(TRIAL_FRACTION, begun.seed, max_in_time)
-    held_out, loop = fit_of_part(begun, settings, split, groups)
+    like = trials[-1].head if trials else None
+    held_out, loop = fit_of_part(begun, settings, split, groups, trials[:-1], like)
     assert held_out.validation is not None
     whole = held_out.inputs.segments()
     part = HeldOut(held_out.validation, whole, held_out.codec, held_out.spec)
