@@ -21,7 +21,7 @@ from fluxutils_py.auto.closed_form_fit import (
     in_long_windows,
 )
 from fluxutils_py.auto.last_targets import steps_to_learn_from
-from fluxutils_py.auto.trials import choice_after_trials, errors_by_block
+from fluxutils_py.auto.trials import GAINS, choice_after_trials, errors_by_block
 from fluxutils_py.data import SeriesArray
 from fluxutils_py.errors import DataError, ShapeError, SpecError, warn
 from fluxutils_py.estimator.fit_data import FitData, Split, spec_of_call, total_batchsize
@@ -315,11 +315,14 @@ def choose(begun: BegunFit, groups: object) -> tuple[Settings, list[ReadyMadeLoo
     linear = ReadyMadeLoop(begun, begun.cut(of_linear), groups, np.random.default_rng(begun.seed))
     linear.run_alone()
     trials: list[ReadyMadeLoop] = []
-    errors = []
+    errors = [np.empty((0, len(GAINS)))]
     for split in splits:
-        held_out, trial = fit_of_part(
-            begun, est.settings_of(choice), split, groups, trials, linear.head
-        )
+        try:
+            held_out, trial = fit_of_part(
+                begun, est.settings_of(choice), split, groups, trials, linear.head
+            )
+        except ValueError:  # too few steps or targets in this part; all together are enough
+            continue
         trials = [trial]
         assert held_out.validation is not None
         held = held_out.validation.segments

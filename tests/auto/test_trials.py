@@ -124,6 +124,26 @@ def test_errors_of_labels_are_without_weights_of_classes(found):
         np.testing.assert_allclose(errors[:, list(GAINS).index(gain)], expected, rtol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("known", "spec", "n_blocks"),
+    [
+        (slice(280, 400), None, 4),  # the first trial has nothing to learn from
+        (slice(330, 400), None, 0),
+        (slice(0, 300), None, 8),  # what is behind the last target is no part of the data
+        (slice(0, 400), {"burn_in": 270}, 0),  # longer than what is held out
+    ],
+)
+def test_a_trial_without_targets_is_left_out(known, spec, n_blocks):
+    x, y = product(1, 400)
+    target = np.full_like(y, np.nan)
+    target[:, :, known] = y[:, :, known]
+    est = SequenceRegressor(spec=spec, random_state=0).fit(x, target)
+    assert {len(row) - 1 for row in est.choice_.tried} == {n_blocks}
+    if n_blocks == 0:
+        assert est.cell_ == "linear"
+    assert np.isfinite(est.predict(x)).all()
+
+
 # -- what is left ----------------------------------------------------------------------------------
 
 
