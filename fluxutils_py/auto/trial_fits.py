@@ -33,7 +33,7 @@ from fluxutils_py.estimator.streams.conformal import Calibration
 from fluxutils_py.inputs.inputs import Inputs
 from fluxutils_py.nn.closed_form_model import ClosedFormModel, closed_form_parts, is_closed_form
 from fluxutils_py.nn.model_windows import takes_gaps
-from fluxutils_py.nn.ready_made import FixedPart, LinearPlusNetwork
+from fluxutils_py.nn.ready_made import LinearPlusNetwork
 from fluxutils_py.nn.states import reset
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.reporting.progress import say_stage
@@ -234,10 +234,10 @@ class ReadyMadeLoop(FitLoop):
         networks = [m for m in self.model.modules() if isinstance(m, LinearPlusNetwork)]
         if not networks:
             return
-        fixed = FixedPart(networks[0]).eval()  # all have the same
+        network = networks[0]  # all have the same
         windows = self.data.windows
         x = windows.x[0]
-        shape = (x.T, x.N, networks[0].n_fixed)
+        shape = (x.T, x.N, network.n_fixed)
         if math.prod(shape) > MOST_KEPT:
             return
         is_long = self.windows.dtype == torch.float64
@@ -249,9 +249,9 @@ class ReadyMadeLoop(FitLoop):
             if not batch.inputs:
                 continue
             if batch.first:
-                reset(fixed)
+                reset(network)
             with torch.no_grad():
-                out = fixed(batch.inputs[0]).cpu().numpy()
+                out = network.compute_fixed(batch.inputs[0]).cpu().numpy()
             assert batch.index is not None
             rows, first = batch.index.segments, batch.index.start
             ends = np.minimum(rows.length, first + len(out))

@@ -103,17 +103,6 @@ class LinearPlusNetwork(nn.Module):
         return torch.cat([self.linear(x), trust, seen.clamp(-LARGEST, LARGEST)], -1)
 
 
-class FixedPart(nn.Module):
-    """What does not learn in a :class:`LinearPlusNetwork`, as a model of its own."""
-
-    def __init__(self, whole: LinearPlusNetwork) -> None:
-        super().__init__()
-        self.whole = whole
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.whole.compute_fixed(x)
-
-
 class MeanModel(nn.Module):
     """The mean of the outputs of several models, each of which learns by itself."""
 

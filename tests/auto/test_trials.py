@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+import torch
 from sklearn.metrics import log_loss
 
 from fluxutils_py import SequenceClassifier, SequenceRegressor, load, save
@@ -179,6 +180,26 @@ def test_what_does_not_learn_is_computed_once_with_the_same_result(kind, monkeyp
     np.testing.assert_allclose(once.loss_curve_, each_time.loss_curve_, rtol=1e-6)
     for mine, theirs in zip(once.model_.parameters(), each_time.model_.parameters(), strict=True):
         np.testing.assert_allclose(mine.detach(), theirs.detach(), rtol=0, atol=1e-6)
+
+
+def test_networks_learn_with_dropout_and_noise_and_all_that_is_left(monkeypatch):
+    """In training mode, also where what does not learn was computed before."""
+    modes = []
+    plain = LinearPlusNetwork.forward
+
+    def forward(network, x):
+        if torch.is_grad_enabled():
+            modes.append({network.training, network.dropout.training, network.noise.training})
+        return plain(network, x)
+
+    monkeypatch.setattr(LinearPlusNetwork, "forward", forward)
+    x, y = product(1, 300)
+    est = SequenceRegressor(random_state=0).fit(x, y)
+    assert len(modes) > est.choice_.max_updates
+    assert modes == [{True}] * len(modes)
+    without = SequenceRegressor(cell="linear+gru", dropout=0.0, max_updates=9, random_state=0)
+    half = SequenceRegressor(cell="linear+gru", dropout=0.5, max_updates=9, random_state=0)
+    assert without.fit(x, y).loss_curve_ != half.fit(x, y).loss_curve_
 
 
 def test_the_fit_goes_on_from_its_trials(monkeypatch):
