@@ -229,7 +229,7 @@ def resumed(d):
 
 @run
 def stream_with_intervals_and_alarms(d):
-    est = ready(interval=0.8, epochs=5).fit(d.x, d.y)
+    est = ready(level=80, epochs=5).fit(d.x, d.y)
     running = est.stream(N, interval=0.8, alarm=50)
     found = []
     for t in range(T):

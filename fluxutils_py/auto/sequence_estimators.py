@@ -6,7 +6,7 @@ import dataclasses
 import math
 import numbers
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from functools import partial
 from typing import Any, ClassVar, TypeVar
@@ -16,15 +16,20 @@ import torch.nn.functional as F
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
-from fluxutils_py.auto.choice_of_model import DataSize, choose_model
+from fluxutils_py.auto.choice_of_model import BESIDE_LINEAR, DataSize, choose_model
+from fluxutils_py.auto.intervals import loss_of_levels
 from fluxutils_py.auto.trial_fits import run_auto_fit
 from fluxutils_py.errors import SpecError
 from fluxutils_py.estimator.building import require_single_input_and_output
 from fluxutils_py.estimator.estimator import Estimator
-from fluxutils_py.estimator.fitted_parts import FitChoice, FittedParts
+from fluxutils_py.estimator.fitted_parts import (
+    FitChoice,
+    FittedParts,
+    estimator_of_intervals,
+)
 from fluxutils_py.estimator.nested_parameters import View, view
 from fluxutils_py.estimator.spec import NAMES, Settings, Spec, explains_arguments, read_spec
-from fluxutils_py.estimator.streams.conformal import Calibration, check_level
+from fluxutils_py.estimator.streams.conformal import read_levels
 from fluxutils_py.estimator.typed_estimators import EstimatorClassifier, EstimatorRegressor
 from fluxutils_py.inputs.target_codec import TargetScale
 from fluxutils_py.nn import (
@@ -44,7 +49,13 @@ from fluxutils_py.nn import (
     SlidingWindowAttention,
 )
 from fluxutils_py.nn.closed_form_model import kernel_model, lag_model
-from fluxutils_py.nn.ready_made import MEANS, linear_plus_network, mean_model, plain_network
+from fluxutils_py.nn.ready_made import (
+    MEANS,
+    linear_plus_network,
+    mean_model,
+    plain_network,
+    with_intervals,
+)
 from fluxutils_py.training.make_optimizer import adamw
 from fluxutils_py.validation import check_integer, check_positive
 
@@ -82,6 +93,7 @@ FLAT = ("epochs", "max_updates", "batchsize", "seqsize")
 IN_SPEC = {"lr_schedule": "onecycle", "shuffle": True, "clip": 1.0}
 PATIENCE = 10  # epochs, with early_stopping
 WEIGHT_DECAY = 0.01
+INTERVAL_UPDATES = 300  # of the network of intervals
 # Classes with a signature other than cell(n_in, n_out, num_layers, dropout).
 CLASSES = {
     MinGRU: "mingru",
@@ -168,12 +180,13 @@ class _SequenceEstimator(Estimator):
         ``spec["patience"]`` epochs, and keep the best weights. Series are held out, stratified by
         label in classification; a single series and ``timesteps`` lose their last steps. Uses
         ``validation_data`` instead, if given.
-    interval : float or None
-        Share of targets, such as 0.9, that intervals, or sets of classes, are to hold. Their width
-        comes from errors on the last fifth of up to nine series, else on a fifth of the series, of
-        a second model that was fitted on the rest (split conformal prediction), or of the model
-        itself on ``validation_data`` or what ``early_stopping`` holds out. Predictions stay as they
-        are without it.
+    level : float, list of float, or None
+        Share of targets, in per cent such as 80 or [80, 95], that intervals, or sets of classes,
+        are to hold. For numbers at each step with ``scale_target``, a network learns both ends from
+        the inputs (pinball loss); else all intervals are equally wide. They are calibrated by
+        errors on the last fifth of up to nine series, else on a fifth of the series, of a second
+        model that was fitted on the rest, or of the model itself on ``validation_data`` or what
+        ``early_stopping`` holds out. Predictions stay as they are without it.
     target : "auto", "step" or "series"
         See :class:`Estimator`.
     n_timesteps : int or None
@@ -196,7 +209,7 @@ class _SequenceEstimator(Estimator):
     spec: Mapping[str, Any] | None = None
     n_models: int = 1
     early_stopping: bool = False
-    interval: float | None = None
+    level: Any = None
     target: str = "auto"
     n_timesteps: int | None = None
     comm: Any = "auto"
@@ -208,6 +221,7 @@ class _SequenceEstimator(Estimator):
 
     _fit = run_auto_fit
     INSTEAD: ClassVar[dict[str, str]] = {  # what replaces arguments of 0.2.0
+        "interval": "give level, in per cent: level=90 for interval=0.9",
         "n_iter_no_change": "give spec={'patience': n}, with early_stopping=True",
         "validation_fraction": "a tenth is held out; give another part to fit as validation_data",
         "scaling": "several ranks share the minibatches of one: batchsize counts all of them",
@@ -281,6 +295,33 @@ class _SequenceEstimator(Estimator):
             **given,
         )
 
+    def interval_settings(
+        self, choice: FitChoice, center: nn.Module, levels: Sequence[float]
+    ) -> Settings:
+        """Return the settings of the network of intervals around a model; internal."""
+        return Settings.from_estimator(
+            self,
+            spec=self._spec(dataclasses.replace(choice, max_updates=INTERVAL_UPDATES)),
+            model=partial(with_intervals, center=center, levels=levels),
+            loss=loss_of_levels(levels),
+            opt=partial(adamw, lr=BESIDE_LINEAR["lr"], weight_decay=WEIGHT_DECAY),
+            scaling="strong",
+            choice=choice,
+        )
+
+    def _level(self, level: float | None) -> float:
+        """Return the level of intervals in per cent: the one given, or that of the fit."""
+        check_is_fitted(self, "model_")
+        if self.level is None or self.fitted_parts_.calibration is None:
+            raise SpecError(
+                f"{type(self).__name__} has no interval: set level=90, or another share, and fit"
+            )
+        levels = read_levels(self.level if level is None else level)
+        if len(levels) > 1:
+            given = self.level if level is None else level
+            raise SpecError(f"level is one of {given!r}: name one")
+        return levels[0]
+
     def _maker(self, cell: Any, choice: FitChoice) -> Callable[..., nn.Module]:
         """Return the function that makes a model with ``cell``."""
         linear: dict[str, Any] = {"n_lags": choice.n_lags, "has_statistics": choice.has_statistics}
@@ -319,8 +360,8 @@ class _SequenceEstimator(Estimator):
             if not self._may_be_auto(name):
                 check_integer(name, getattr(self, name), 1, error=SpecError)
         check_integer("n_timesteps", self.n_timesteps, 1, optional=True, error=SpecError)
-        if self.interval is not None:
-            check_level("interval", self.interval)
+        if self.level is not None:
+            read_levels(self.level)
         if not self._may_be_auto("lr"):
             check_positive("lr", self.lr, error=SpecError)
         if not self._may_be_auto("dropout"):
@@ -428,42 +469,64 @@ class SequenceRegressor(_SequenceEstimator, EstimatorRegressor):
     scale_target: bool = True
 
     def predict_interval(
-        self, x: object, *, lengths: object = None, starts: object = None
+        self,
+        x: object,
+        *,
+        level: float | None = None,
+        lengths: object = None,
+        starts: object = None,
     ) -> tuple[Any, Any, Any]:
         """Return predictions and the ends of their intervals: ``prediction, low, high``.
 
-        Parameters are those of :meth:`Estimator.predict`, and each result has its form. If further
-        steps are like those that were held out from the fit, at least a share of ``interval`` of
-        the targets lies between the ends. Where series drift, use
-        :meth:`Estimator.stream` with ``interval``, which follows them.
+        If further steps are like those that were held out from the fit, at least ``level`` per cent
+        of the targets lie between the ends. Where series drift, use :meth:`Estimator.stream` with
+        ``interval``, which follows them. In a pipeline, transform first:
+        ``pipe[-1].predict_interval(pipe[:-1].transform(samples(x)))``.
+
+        Parameters
+        ----------
+        x, lengths, starts
+            As of :meth:`Estimator.predict`; each result has its form.
+        level : float, optional
+            One of those of the fit, in per cent; may be left out if that is one. Where all
+            intervals are equally wide, any.
 
         Raises
         ------
         SpecError
-            If the fit was without ``interval``.
+            If the fit was without ``level``, or has no network for this one.
 
         Notes
         -----
-        Source: Lei et al. (2018), Distribution-free predictive inference for regression, JASA.
+        Sources: Romano, Patterson & Candes (2019), Conformalized quantile regression, NeurIPS; for
+        one target per series, Lei et al. (2018), Distribution-free predictive inference for
+        regression, JASA.
         """
-        width = _calibration_of(self).quantile(check_level("interval", self.interval))
-        predicted = self.predict(x, lengths=lengths, starts=starts)
-        if isinstance(predicted, list):  # of series (G, T_i)
-            low = [_moved(p[:, None], -width)[:, 0] for p in predicted]
-            return predicted, low, [_moved(p[:, None], width)[:, 0] for p in predicted]
-        return predicted, _moved(predicted, -width), _moved(predicted, width)
+        level = self._level(level)
+        ends = self.interval_estimator_
+        if ends is None:
+            width = _calibration_of(self, level)
+            predicted = self.predict(x, lengths=lengths, starts=starts)
+            if isinstance(predicted, list):  # of series (G, T_i)
+                low = [_moved(p[:, None], -width)[:, 0] for p in predicted]
+                return predicted, low, [_moved(p[:, None], width)[:, 0] for p in predicted]
+            return predicted, _moved(predicted, -width), _moved(predicted, width)
+        levels = ends.model_.levels
+        if level not in levels:
+            raise SpecError(f"level={level:g}: the intervals of this fit are of {levels} per cent")
+        first = 1 + 2 * levels.index(level)
+        both = ends.predict(x, lengths=lengths, starts=starts)
+        is_vector = self.fitted_parts_.codec.ndim == 1
+        n = 1 + 2 * len(levels)
+        return tuple(_group(both, k, n, is_vector) for k in (0, first, first + 1))
 
     @property
-    def interval_width_(self) -> np.ndarray:
-        """Distance from the prediction to either end of its interval, per output, (G,)."""
-        # so that hasattr tells whether there is one, also before a fit
-        if not hasattr(self, "model_"):
-            raise AttributeError("interval_width_ is calibrated by a fit; there was none")
-        try:
-            calibration = _calibration_of(self)
-        except SpecError as error:
-            raise AttributeError(str(error)) from None
-        return calibration.quantile(check_level("interval", self.interval))
+    def interval_estimator_(self) -> Any:
+        """An estimator with more outputs, to stream and to export: those of this one, then the
+        lower and the upper ends of its intervals, level by level. None where all intervals are
+        equally wide.
+        """
+        return estimator_of_intervals(self)
 
     @property
     def target_mean_(self) -> np.ndarray:
@@ -530,25 +593,33 @@ class SequenceClassifier(_SequenceEstimator, EstimatorClassifier):
 
     class_weight: Any = "auto"
 
-    def predict_set(self, x: object, *, lengths: object = None, starts: object = None) -> Any:
+    def predict_set(
+        self,
+        x: object,
+        *,
+        level: float | None = None,
+        lengths: object = None,
+        starts: object = None,
+    ) -> Any:
         """Return which classes are in the prediction set: bool, in the form of ``predict_proba``.
 
-        A set holds all classes whose probability is at least that of the label at a share of
-        ``interval`` of the held-out steps, and always the likeliest. If further steps are like
-        these, at least that share of the sets holds the label. Parameters are those of
-        :meth:`Estimator.predict`. A step without input has an empty set.
+        A set holds all classes whose probability is at least that of the label at ``level`` per
+        cent of the held-out steps, and always the likeliest. If further steps are like these, at
+        least that share of the sets holds the label. ``level`` is that of the fit, unless given;
+        other parameters are those of :meth:`Estimator.predict`. A step without input has an empty
+        set.
 
         Raises
         ------
         SpecError
-            If the fit was without ``interval``.
+            If the fit was without ``level``.
 
         Notes
         -----
         Source: Sadinle, Lei & Wasserman (2019), Least ambiguous set-valued classifiers with bounded
         error levels, JASA.
         """
-        (error,) = _calibration_of(self).quantile(check_level("interval", self.interval))
+        (error,) = _calibration_of(self, self._level(level))
         likely = self.predict_proba(x, lengths=lengths, starts=starts)
         n_classes = len(self.classes_)
         if isinstance(likely, list):
@@ -556,14 +627,21 @@ class SequenceClassifier(_SequenceEstimator, EstimatorClassifier):
         return _sets(likely, float(error), n_classes)
 
 
-def _calibration_of(est: _SequenceEstimator) -> Calibration:
-    check_is_fitted(est, "model_")
+def _calibration_of(est: _SequenceEstimator, level: float) -> np.ndarray:
     calibration = est.fitted_parts_.calibration
-    if calibration is None or est.interval is None:
-        raise SpecError(
-            f"{type(est).__name__} has no interval: set interval=0.9, or another share, and fit"
-        )
-    return calibration
+    assert calibration is not None
+    return calibration.quantile(level / 100)
+
+
+def _group(outputs: Any, k: int, n_groups: int, is_vector: bool) -> Any:
+    """Return the outputs of one of several groups, from predictions of any form."""
+    if isinstance(outputs, list):
+        return [np.split(of_series, n_groups)[k] for of_series in outputs]
+    if outputs.ndim == 3:
+        return np.split(outputs, n_groups)[k]
+    # columns of a matrix are outputs, each for one or more steps
+    columns = np.split(outputs, n_groups, 1)[k]
+    return columns[:, 0] if is_vector and columns.shape[1] == 1 else columns
 
 
 def _moved(predicted: Any, distance: np.ndarray) -> Any:

@@ -20,6 +20,7 @@ from fluxutils_py.auto.closed_form_fit import (
     fit_closed_form_parts,
     in_long_windows,
 )
+from fluxutils_py.auto.intervals import calibrate
 from fluxutils_py.auto.last_targets import steps_to_learn_from
 from fluxutils_py.auto.trials import GAINS, choice_after_trials, errors_by_block
 from fluxutils_py.data import SeriesArray
@@ -29,11 +30,11 @@ from fluxutils_py.estimator.fit_loop import FitLoop
 from fluxutils_py.estimator.fitting import BegunFit, begun_fit, no_groups
 from fluxutils_py.estimator.same_fit import require_same_fit
 from fluxutils_py.estimator.spec import Settings
-from fluxutils_py.estimator.streams.conformal import Calibration
+from fluxutils_py.estimator.streams.conformal import read_levels
 from fluxutils_py.inputs.inputs import Inputs
 from fluxutils_py.nn.closed_form_model import ClosedFormModel, closed_form_parts, is_closed_form
 from fluxutils_py.nn.model_windows import takes_gaps
-from fluxutils_py.nn.ready_made import LinearPlusNetwork
+from fluxutils_py.nn.ready_made import LinearPlusNetwork, WithIntervals
 from fluxutils_py.nn.states import reset
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.reporting.progress import say_stage
@@ -63,29 +64,27 @@ def run_auto_fit(est: Any, *series: Any, groups: object = None, **call: Any) -> 
         trials: list[ReadyMadeLoop] = []
         if not continues:
             settings, trials = choose(begun, groups)
-        calibration = _calibration_by_trial(settings, begun, groups, trials)
+        part = _part_for_intervals(settings, begun, groups, trials)
         loop = ReadyMadeLoop(begun, begun.cut(settings), groups, trials=trials)
         if not (loop.makes_updates or is_fit):
             raise _no_partial_fit(est)
         begun.train(loop)
-        if settings.interval is not None:
-            calibration = calibration or _calibration_of(begun, loop)
-            est.fitted_parts_ = replace(est.fitted_parts_, calibration=calibration)
+        if settings.level is not None:
+            part = part or (begun.early_stopping_split(), loop.data, loop)
+            _add_intervals(begun, *part)
 
 
 def _require_whole_fit(est: Any, is_whole: bool, *, sharded: bool) -> None:
-    """Raise SpecError if an interval is asked for that no held-out data can calibrate."""
-    if est.interval is None:
+    """Raise SpecError if intervals are asked for that no held-out data can calibrate."""
+    if est.level is None:
         return
     if not is_whole:
         raise SpecError(
-            "interval is calibrated on data that a whole fit holds out: a fit that continues has "
-            "seen all; set interval=None, and give calibration=(x, y) to stream"
+            "intervals are calibrated on data that a whole fit holds out: a fit that continues has "
+            "seen all; set level=None, and give calibration=(x, y) to stream"
         )
     if sharded:
-        raise SpecError(
-            "interval and sharded=True: set interval=None, or give each rank all series"
-        )
+        raise SpecError("level and sharded=True: set level=None, or give each rank all series")
 
 
 def _begin_anew(est: Any) -> bool:
@@ -231,10 +230,11 @@ class ReadyMadeLoop(FitLoop):
         """Compute what does not learn for all training data, once and not for each update, where it
         fits into memory: the model gets it in place of the inputs.
         """
-        networks = [m for m in self.model.modules() if isinstance(m, LinearPlusNetwork)]
+        kinds = (LinearPlusNetwork, WithIntervals)
+        networks = [m for m in self.model.modules() if isinstance(m, kinds)]
         if not networks:
             return
-        network = networks[0]  # all have the same
+        network = networks[0]  # all have the same, or are inside
         windows = self.data.windows
         x = windows.x[0]
         shape = (x.T, x.N, network.n_fixed)
@@ -336,55 +336,74 @@ def choose(begun: BegunFit, groups: object) -> tuple[Settings, list[ReadyMadeLoo
     return settings, [*trials, linear]
 
 
-def _calibration_of(begun: BegunFit, loop: FitLoop) -> Calibration:
-    """Return the errors of a model on the data that its fit held out."""
-    data = loop.data
-    assert data.validation is not None
-    whole = data.inputs.segments()
-    if begun.data.validation_data is not None:
-        whole = data.validation.segments
-    return HeldOut(data.validation, whole, data.codec, data.spec).calibration(loop.model)
-
-
-def _calibration_by_trial(
+def _part_for_intervals(
     settings: Settings, begun: BegunFit, groups: object, trials: Sequence[ReadyMadeLoop]
-) -> Calibration | None:
-    """Return the errors, on a part of the data, of a model that was fitted on the rest; None where
-    no interval is asked for, or the fit itself has data that it does not learn from.
+) -> tuple[Split | None, FitData, ReadyMadeLoop] | None:
+    """Fit a model on a part of the data; return the split, the rest as the ``validation`` of its
+    data, and the loop. None without intervals, or where the fit holds data out itself.
 
     It goes on from the trials, as the fit does: the last of them has not seen this part either.
     """
     holds_out = begun.data.validation_data is not None or settings.early_stopping
-    if settings.interval is None or holds_out:
+    if settings.level is None or holds_out:
         return None
-    line = "fitting on a part, to calibrate the interval on the rest"
+    line = "fitting on a part, to calibrate intervals on the rest"
     say_stage(settings.verbose, begun.ranks, line)
     max_in_time = MAX_IN_TIME
     if begun.data.targets.per_series:
         max_in_time = 0  # the end of a series has its target: whole series are held out
         if begun.data.inputs.N < 2:
             raise DataError(
-                "interval: one series with one target cannot be held out; give more series, or "
+                "level: one series with one target cannot be held out; give more series, or "
                 "validation_data"
             )
     split = begun.data.split(TRIAL_FRACTION, begun.seed, max_in_time)
     like = trials[-1].head if trials else None
-    held_out, loop = fit_of_part(begun, settings, split, groups, trials[:-1], like)
+    return split, *fit_of_part(begun, settings, split, groups, trials[:-1], like)
+
+
+def _add_intervals(
+    begun: BegunFit, split: Split | None, held_out: FitData, loop: ReadyMadeLoop
+) -> None:
+    """Give an estimator, which is fitted, what intervals need: from a model that was fitted on a
+    part of the data, the network of their ends, and the errors on the rest.
+    """
+    est: Any = begun.est
+    levels = read_levels(est.level)
+    intervals: Any = None
+    of_part = loop.model
+    if held_out.codec.scale is not None and not held_out.codec.per_series:
+        settings = est.interval_settings(held_out.settings.choice, of_part, levels)
+        held_out, of_intervals = fit_of_part(begun, settings, split, None, [loop])
+        intervals = of_part = of_intervals.model
     assert held_out.validation is not None
     whole = held_out.inputs.segments()
-    part = HeldOut(held_out.validation, whole, held_out.codec, held_out.spec)
-    return part.calibration(loop.model)
+    if begun.data.validation_data is not None:
+        whole = held_out.validation.segments
+    held = HeldOut(held_out.validation, whole, held_out.codec, held_out.spec)
+    if intervals is None:
+        calibration = held.calibration(of_part)
+    else:
+        in_time = split is None or bool(split.training.length.all())
+        calibration = calibrate(intervals, held, in_time=in_time)
+        if len(calibration.errors) == intervals.n_out:  # too few errors: infinite
+            intervals = None
+        else:
+            intervals.center = est.model_
+    parts = est.fitted_parts_
+    est.fitted_parts_ = replace(parts, calibration=calibration, intervals=intervals)
 
 
 def fit_of_part(
     begun: BegunFit,
     settings: Settings,
-    split: Split,
+    split: Split | None,
     groups: object,
     trials: Sequence[ReadyMadeLoop] = (),
     like: ClosedFormHead | None = None,
 ) -> tuple[FitData, ReadyMadeLoop]:
-    """Fit a model on the training part of a split; see :class:`ReadyMadeLoop`.
+    """Fit a model on the training part of a split; see :class:`ReadyMadeLoop`. Without a split, all
+    is training, and validation data are those of the user.
 
     Return the data, whose ``validation`` is the rest, and the loop, done. The estimator and
     its generator stay as they are.

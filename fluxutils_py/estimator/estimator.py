@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from functools import partial
 from os import PathLike
 from typing import Any, Self
 
@@ -425,7 +424,8 @@ class Estimator(CallbackSupport, NestedParamsMixin, BaseSeriesEstimator):
             Share of targets that are to lie between two ends, such as 0.9. ``step`` then returns
             ``prediction, low, high``, and ``observe(y)`` takes in the target (G, N) of the oldest
             step that waits for it, at once or many steps later. The ends follow the residuals of
-            each series, so that the share holds under drift.
+            each series, so that the share holds under drift, and the inputs, where the fit was with
+            ``level`` and there is neither ``calibration`` nor ``learn``.
         alarm : bool, int or "frozen"
             Whether ``step`` also returns how unlikely the last residuals of each series are, (N,),
             from a robust model of residuals that knows no labels; 2 is roughly once in 100 steps. A
@@ -436,7 +436,7 @@ class Estimator(CallbackSupport, NestedParamsMixin, BaseSeriesEstimator):
         calibration : tuple (x, y), optional
             Arrays (F, N, T) and (G, N, T) that the fit has not seen, for intervals and alarms to
             start from: the series of the stream if there are ``n_series``, else any. None: what a
-            fit with ``interval`` held out. An alarm can do without.
+            fit with ``level`` held out. An alarm can do without.
         learn : bool or float
             Whether the stream learns: ``learn(x, y)`` predicts and takes in the target, or ``step``
             and later ``observe(y)`` do, and each target makes an update of the stream's own copy of
@@ -477,7 +477,10 @@ class Estimator(CallbackSupport, NestedParamsMixin, BaseSeriesEstimator):
         ``accumulate`` is. Weights of classes do not count. The state holds all of this.
         """
         options = StreamOptions(interval, alarm, calibration, learn, freeze, delay)
-        plain = partial(EstimatorStream, self, n_series, method=method, learning=options.learning)
+
+        def plain(est: Any, state: list[Tensor] | None) -> EstimatorStream:
+            return EstimatorStream(est, n_series, state, method, options.learning)
+
         return watched_stream(plain, self, self, n_series, state, options)
 
     def score(

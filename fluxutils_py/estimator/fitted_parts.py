@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import copy
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from fluxutils_py.estimator.streams.conformal import Calibration
 from fluxutils_py.inputs.inputs import InputLayout, Schema
 from fluxutils_py.inputs.target_codec import TargetCodec
 from fluxutils_py.nn import Recur
+from fluxutils_py.nn.ready_made import WithIntervals
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,9 @@ class FittedParts:
     data : dict of str to str
         Shapes, types and digests of the arrays of the last fit, for its model card.
     calibration : Calibration or None
-        Errors on data that were held out, where ``interval`` asked for them.
+        Errors on data that were held out, where ``level`` asked for them.
+    intervals : WithIntervals or None
+        Around the model of the fit, where widths of intervals follow the inputs.
     longest : int
         Steps of the longest series of the first fit; 1 in files that do not have it.
     """
@@ -127,6 +131,7 @@ class FittedParts:
     data: dict[str, str] = field(default_factory=dict)
     calibration: Calibration | None = None
     longest: int = 1
+    intervals: WithIntervals | None = None
 
 
 class BaseSeriesEstimator(BaseEstimator):
@@ -150,6 +155,27 @@ class BaseSeriesEstimator(BaseEstimator):
     def resolved_params(self) -> Settings:
         """Return the constructor's arguments, with defaults in place of None."""
         raise NotImplementedError
+
+
+def estimator_of_intervals(est: Any) -> Any:
+    """Return a copy of an estimator whose outputs are its own, then the lower and the upper ends of
+    its intervals, level by level; None if their widths do not follow the inputs.
+    """
+    parts: FittedParts = est.fitted_parts_
+    model = parts.intervals
+    if model is None:
+        return None
+    twin = copy.copy(est)
+    twin.model_ = model
+    n_copies = 1 + 2 * len(model.levels)
+    twin.n_outputs_ = n_copies * model.n_out
+    scale = parts.codec.scale
+    if scale is not None:
+        mean, deviation = (np.tile(a, n_copies) for a in (scale.mean, scale.scale))
+        scale = replace(scale, mean=mean, scale=deviation)
+    codec = replace(parts.codec, scale=scale)
+    twin.fitted_parts_ = replace(parts, codec=codec, calibration=None, intervals=None)
+    return twin
 
 
 def input_schema(est: BaseSeriesEstimator, settings: Settings, parts: FittedParts | None) -> Schema:

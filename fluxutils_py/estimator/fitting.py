@@ -23,6 +23,7 @@ from fluxutils_py.estimator.building import (
 from fluxutils_py.estimator.fit_data import (
     FitData,
     ReadData,
+    Split,
     read_data,
     spec_of_call,
     total_batchsize,
@@ -105,13 +106,16 @@ class BegunFit:
 
     def cut(self, settings: Settings) -> FitData:
         """Cut the data into the windows of a fit, and of its validation, if there is any."""
-        data = self.data
-        spec = spec_of_call(settings, self.epochs, data.is_fit)
+        spec = spec_of_call(settings, self.epochs, self.data.is_fit)
         batchsize = total_batchsize(settings, self.ranks.size, self.saved)
-        split = None
-        if settings.early_stopping and data.is_fit and data.validation_data is None:
-            split = data.split(VALIDATION_FRACTION, self.seed)
-        return data.cut(settings, spec, batchsize, split)
+        return self.data.cut(settings, spec, batchsize, self.early_stopping_split())
+
+    def early_stopping_split(self) -> Split | None:
+        """Return what early stopping holds out; None where it does not."""
+        data = self.data
+        if not (self.settings.early_stopping and data.is_fit and data.validation_data is None):
+            return None
+        return data.split(VALIDATION_FRACTION, self.seed)
 
     def train(self, loop: FitLoop) -> None:
         """Train, and keep the attributes of the estimator up to date: run the epochs that are left,

@@ -37,11 +37,12 @@ from fluxutils_py.estimator.serialization import (
     try_serialize,
 )
 from fluxutils_py.estimator.spec import read_spec
-from fluxutils_py.estimator.streams.conformal import Calibration
+from fluxutils_py.estimator.streams.conformal import Calibration, read_levels
 from fluxutils_py.inputs.inputs import InputLayout
 from fluxutils_py.inputs.target_codec import TargetCodec, TargetScale
 from fluxutils_py.nn.losses import seqloss
 from fluxutils_py.nn.precision import undisturbed
+from fluxutils_py.nn.ready_made import WithIntervals
 from fluxutils_py.nn.seeding import seeded
 from fluxutils_py.optim import load_optimizer_state
 from fluxutils_py.training.plain_files import (
@@ -108,6 +109,7 @@ def estimator_content(est: BaseEstimator) -> dict[str, Any]:
         "data": parts.data,
         # None is no dataclass, and stays
         "calibration": dataclass_to_plain(parts.calibration),
+        "intervals": _interval_parameters(parts),
         "grad": est.grad_,
         "generator": parts.rng.bit_generator.state,
     }
@@ -205,6 +207,7 @@ def estimator_of(
     with load_errors(path):
         est.model_ = model.eval()
         vars(est).update(attributes)
+        _restore_intervals(est, content.get("intervals"))  # of 0.2.0: None
         est.grad_ = content["grad"].to(next(model.parameters()).device)
         if "opt" not in arguments and content["optimizer"] is not None:
             _restore_optimizer(est, content)
@@ -271,10 +274,13 @@ def _stored_arguments(content: dict[str, Any], path: object) -> dict[str, Any]:
     spec = deserialize_spec(content["spec"])
     if _is_flat(content["settings"]):
         spec = _spec_of_flat(content["settings"])
+    settings = dict(content["settings"])
+    if settings.get("interval") is not None:  # of 0.2.0, as a share
+        settings["level"] = round(100 * settings["interval"], 6)
     return {
         **{k: restore_argument(content[k], k, build) for k, build in builders.items()},
         "spec": spec,
-        **{k: v for k, v in content["settings"].items() if k not in NO_SETTINGS},
+        **{k: v for k, v in settings.items() if k not in NO_SETTINGS},
         **{k: NotStored(k, name) for k, name in content["code"].items() if k in CODE},
     }
 
@@ -414,6 +420,25 @@ def errors_unless_given(
     return contextlib.nullcontext() if arguments else load_errors(path)
 
 
+def _interval_parameters(parts: FittedParts) -> dict[str, Tensor] | None:
+    return None if parts.intervals is None else parts.intervals.own_parameters()
+
+
+def _restore_intervals(est: Any, parameters: dict[str, Tensor] | None) -> None:
+    if parameters is None:
+        return
+    levels = read_levels(est.level)
+    first = next(est.model_.parameters())
+    intervals = WithIntervals(
+        est.n_features_in_, est.n_outputs_, levels=levels, center=est.model_
+    ).to(first.device, first.dtype)
+    whole = intervals.state_dict()
+    if parameters.keys() != intervals.own_parameters().keys():
+        raise LoadError(f"the file is damaged (parameters of intervals: {sorted(parameters)})")
+    intervals.load_state_dict({**whole, **parameters})
+    est.fitted_parts_ = replace(est.fitted_parts_, intervals=intervals.eval())
+
+
 def _restore_optimizer(est: BaseEstimator, content: dict[str, Any]) -> None:
     """Restore the optimizer with its moments, and the schedule if the file or the user has it."""
     optimizer = deserialize_optimizer(content["optimizer"], est.model_)
@@ -432,6 +457,8 @@ def _restore_optimizer(est: BaseEstimator, content: dict[str, Any]) -> None:
 def _is_plain(value: object) -> bool:
     if isinstance(value, dict):  # such as class_weight
         return all(isinstance(v, SETTING_TYPES) for pair in value.items() for v in pair)
+    if isinstance(value, list | tuple):  # such as level
+        return all(isinstance(v, SETTING_TYPES) for v in value)
     return isinstance(value, SETTING_TYPES)
 
 

@@ -397,7 +397,7 @@ class Settings:
     class_weight: Any = None
     scale_target: bool = False
     early_stopping: bool = False
-    interval: float | None = None
+    level: Any = None
     choice: Any = None
 
     @classmethod

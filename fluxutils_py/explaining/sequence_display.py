@@ -75,7 +75,7 @@ class SequencePredictionDisplay:
             Which of the G targets.
         band : pair of arrays of shape (G, N, T), optional
             Lower and upper values, such as ``(yhat - width, yhat + width)``. None: the interval of
-            an estimator that was fitted with ``interval``, else none.
+            an estimator that was fitted with ``level``, else none.
         steps : slice, optional
             Steps to draw. The prediction still has all the past. None: all.
         times : array of shape (T,), optional
@@ -91,19 +91,19 @@ class SequencePredictionDisplay:
         inputs = x if isinstance(x, tuple) else (x,)
         n_series, n_steps = _check_arrays(inputs, y, band, output)
         drawn = steps or slice(None)
-        width = None if band is not None else _interval_width(est, output)
         y_true, y_pred, bands = [], [], []
         chosen = _series_to_draw(series, n_series)
         for n in chosen:
             parts = tuple(_only(a, n) for a in inputs)
-            outputs = est.predict(parts if isinstance(x, tuple) else parts[0])
-            y_pred.append(outputs[output, 0, drawn])
+            given = parts if isinstance(x, tuple) else parts[0]
+            of_series = [a[output, 0, drawn] for a in _predict(est, given, band is not None)]
+            y_pred.append(of_series[0])
             y_true.append(_only(y, n)[output, 0, drawn])
             if band is not None:
                 lower, upper = band
                 bands.append((_only(lower, n)[output, 0, drawn], _only(upper, n)[output, 0, drawn]))
-            elif width is not None:
-                bands.append((y_pred[-1] - width, y_pred[-1] + width))
+            elif len(of_series) > 1:
+                bands.append((of_series[1], of_series[2]))
         display = cls(
             names=[f"series {n}" for n in chosen],
             y_true=y_true,
@@ -193,10 +193,15 @@ def _only(array: Any, n: int) -> np.ndarray:
     return plain_block(to_numpy(array[:, n : n + 1, :]))
 
 
-def _interval_width(est: object, output: int) -> float | None:
-    """Return the half width of an estimator's interval, if it was fitted with one."""
+def _predict(est: Any, x: Any, has_band: bool) -> tuple[np.ndarray, ...]:
+    """Return predictions, and without a band of the user the ends of the widest interval, if the
+    estimator was fitted with any.
+    """
     parts = unwrap(est)
-    widths = getattr(parts.estimator, "interval_width_", None)
-    if widths is None or parts.of_targets:  # of transformed targets: in other units than these
-        return None
-    return float(widths[output])
+    level = getattr(parts.estimator, "level", None)
+    # of transformed targets, ends would be in other units than these
+    if has_band or level is None or parts.of_targets or hasattr(parts.estimator, "classes_"):
+        return (est.predict(x),)
+    for _, transformer in parts.transformers:
+        x = transformer.transform(x)
+    return tuple(parts.estimator.predict_interval(x, level=np.max(level)))

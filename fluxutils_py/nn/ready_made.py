@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fluxutils_py.nn.closed_form_model import (
     ClosedFormModel,
@@ -13,7 +14,9 @@ from fluxutils_py.nn.closed_form_model import (
     closed_form_parts,
     lag_model,
 )
+from fluxutils_py.nn.copying import deep_copy
 from fluxutils_py.nn.layers import GaussianNoise
+from fluxutils_py.nn.recurrent import LSTM
 from fluxutils_py.nn.time_features import ExponentialMeans
 
 MEANS = (5, 20, 80)  # spans of the exponential means that a network sees beside its inputs
@@ -103,6 +106,93 @@ class LinearPlusNetwork(nn.Module):
         return torch.cat([self.linear(x), trust, seen.clamp(-LARGEST, LARGEST)], -1)
 
 
+class WithIntervals(nn.Module):
+    """A model that is held still, and a network that learns how far below and above its outputs
+    targets lie.
+
+    It returns the outputs of the model, then the lower and the upper ends of the first interval,
+    those of the second, and so on: ``(1 + 2 * len(levels)) * n_out`` numbers. The distances of an
+    interval are those of the one before and what the network adds.
+
+    Parameters
+    ----------
+    n_in, n_out : int
+        Of the model, whose targets are standardised.
+    levels : sequence of float
+        Of the intervals, in per cent, from the lowest.
+    center : nn.Module
+        The model. Its first :class:`InputScale`, if it has any, is for the network, too.
+    """
+
+    def __init__(
+        self, n_in: int, n_out: int, *, levels: Sequence[float], center: nn.Module
+    ) -> None:
+        super().__init__()
+        self.levels = tuple(levels)
+        self.center = center
+        self.n_out = n_out
+        self.means = ExponentialMeans(n_in + n_out, MEANS)
+        n_seen = (n_in + n_out) * (1 + len(MEANS))
+        self.n_fixed = n_out + n_seen
+        self.noise = GaussianNoise(0.1)
+        self.network = LSTM(n_seen, 48)
+        self.dropout = nn.Dropout(0.3)
+        n_ends = 2 * len(levels) * n_out
+        self.head = nn.Linear(48, n_ends)
+        nn.init.zeros_(self.head.weight)
+        nn.init.constant_(self.head.bias, -1.0)  # distances of a third of the deviation of targets
+        # from what the network adds to the distances of the ends with their signs
+        of_level = torch.ones(len(levels), len(levels)).tril()
+        signs = torch.eye(2 * n_out) * torch.tensor([-1.0, 1.0]).repeat_interleave(n_out)
+        self.ends = nn.Linear(n_ends, n_ends).requires_grad_(False)
+        self.ends.load_state_dict(
+            {"weight": torch.kron(of_level, signs), "bias": torch.zeros(n_ends)}
+        )
+
+    @property
+    def scale(self) -> nn.Module:
+        # not an attribute: torch would export its buffers twice
+        scales = (m for m in self.center.modules() if isinstance(m, InputScale))
+        return next(scales, nn.Identity())
+
+    def train(self, mode: bool = True) -> WithIntervals:
+        super().train(mode)
+        self.center.eval()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return outputs and ends for inputs, or for what :meth:`compute_fixed` makes of them."""
+        is_known = x.shape[-1] == self.n_fixed  # more than inputs have
+        fixed = x.nan_to_num() if is_known else self.compute_fixed(x)
+        y, seen = fixed.split([self.n_out, self.n_fixed - self.n_out], -1)
+        value = self.head(self.dropout(self.network(self.noise(seen))))
+        added = -F.logsigmoid(-value)  # softplus, which onnxruntime lacks for float64
+        distances = self.ends(added)
+        n_ends = distances.shape[-1] // self.n_out
+        return torch.cat([y, torch.cat([y] * n_ends, -1) + distances], -1)
+
+    def compute_fixed(self, x: Tensor) -> Tensor:
+        """Return what does not learn, side by side: the outputs, and what the network sees."""
+        y = self.center(x)
+        known = torch.cat([self.scale(x), y], -1)
+        seen = torch.cat([known, self.means(known)], -1)
+        return torch.cat([y, seen.clamp(-LARGEST, LARGEST)], -1)
+
+    @torch.no_grad()
+    def set_distances(self, factor: Tensor, share: float, typical: Tensor) -> None:
+        """Make distances ``factor`` times a weighted mean of what the network says and of the
+        typical ones; both have shape (n_ends * n_out,), and ``share`` is the weight of the first.
+        """
+        signs = self.ends.weight.sum(1).sign()
+        self.ends.bias.copy_(factor * (1 - share) * typical * signs)
+        self.ends.weight.mul_((factor * share)[:, None])
+
+    def own_parameters(self) -> dict[str, Tensor]:
+        """Return the parameters and buffers that are not those of the model, by name."""
+        states = self.state_dict()
+        return {k: v for k, v in states.items() if not k.startswith("center.")}
+
+
 class MeanModel(nn.Module):
     """The mean of the outputs of several models, each of which learns by itself."""
 
@@ -155,6 +245,14 @@ def linear_plus_network(
     """Make the sum of a linear model of lags and of a network; see :class:`LinearPlusNetwork`."""
     linear = lag_model(n_in, n_out, n_lags, has_statistics)
     return LinearPlusNetwork(linear, **network)  # type: ignore[arg-type]  # as its arguments
+
+
+def with_intervals(
+    n_in: int, n_out: int, *, center: nn.Module, levels: Sequence[float]
+) -> WithIntervals:
+    """Make a network of intervals around a copy of a model; see :class:`WithIntervals`."""
+    copied = deep_copy(center).requires_grad_(False)
+    return WithIntervals(n_in, n_out, levels=levels, center=copied)
 
 
 def mean_model(

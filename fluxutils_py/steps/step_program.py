@@ -34,7 +34,13 @@ from fluxutils_py.nn.closed_form_model import ClosedFormModel, InputScale
 from fluxutils_py.nn.kernels.modules import is_intercepted, is_plain
 from fluxutils_py.nn.layers import BatchNorm, Elementwise, GaussianNoise
 from fluxutils_py.nn.linear_rnn import _DiagonalRecurrence, _MinGRU, _MinLSTM
-from fluxutils_py.nn.ready_made import LARGEST, LinearPlusNetwork, MeanModel, MeanOfKernels
+from fluxutils_py.nn.ready_made import (
+    LARGEST,
+    LinearPlusNetwork,
+    MeanModel,
+    MeanOfKernels,
+    WithIntervals,
+)
 from fluxutils_py.nn.recurrent import Recur
 from fluxutils_py.nn.sequence_stack import SequenceStack, _Block
 from fluxutils_py.nn.states import recurrent_layers
@@ -360,6 +366,25 @@ class _Writer:
         )
         return self.add(Sum(linear, n, other=self.add(fade)))
 
+    def write_with_intervals(self, module: Any, source: int) -> int:
+        y = self.write(module.center, source)
+        scaled = self.write(module.scale, source)
+        n = self.sizes[y]
+        known = self.add(Join(scaled, self.sizes[scaled] + n, other=y))
+        means = self.write(module.means, known)
+        seen = self.add(Join(known, self.sizes[known] + self.sizes[means], other=means))
+        clamp = FUNCTIONS.index("clamp")
+        clamped = self.add(Activation(seen, self.sizes[seen], cell=clamp, alpha=LARGEST))
+        value = self.write(module.network, self.write(module.noise, clamped))
+        value = self.write(module.head, self.write(module.dropout, value))
+        softplus = FUNCTIONS.index("softplus")
+        value = self.add(Activation(value, self.sizes[value], cell=softplus))
+        distances = self.write(module.ends, value)
+        n_ends = self.sizes[distances]
+        copies = self.add_product(y, np.tile(np.eye(n, dtype=self.dtype), (n_ends // n, 1)))
+        ends = self.add(Sum(copies, n_ends, other=distances))
+        return self.add(Join(y, n + n_ends, other=ends))
+
     def write_mean(self, module: Any, source: int) -> int:
         values = []
         counts = []
@@ -578,6 +603,7 @@ _WRITERS: dict[type, Callable[..., int]] = {
     InputScale: _Writer.write_input_scale,
     ClosedFormModel: _Writer.write_closed_form,
     LinearPlusNetwork: _Writer.write_linear_plus_network,
+    WithIntervals: _Writer.write_with_intervals,
     MeanModel: _Writer.write_mean,
     MeanOfKernels: _Writer.write_mean,
     **dict.fromkeys(filter(inspect.isclass, _ACTIVATIONS), _Writer.write_activation),

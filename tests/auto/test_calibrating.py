@@ -20,7 +20,12 @@ def data(n_series, seed=0):
 
 
 def linear(**arguments):
-    return LagRegressor(n_lags=1, **arguments)
+    # whose intervals are all equally wide
+    return LagRegressor(n_lags=1, scale_target=False, **arguments)
+
+
+def width_of(est, share=0.8):
+    return est.fitted_parts_.calibration.quantile(share)
 
 
 def quantile(errors, level):
@@ -29,11 +34,11 @@ def quantile(errors, level):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("interval", [None, 0.8])
-def test_predictions_do_not_change(interval):
+@pytest.mark.parametrize("level", [None, 80])
+def test_predictions_do_not_change(level):
     x, y = data(3)
     expected = plain_regressor(4, 2, epochs=3, random_state=0, dropout=0.1).fit(x, y)
-    est = plain_regressor(4, 2, epochs=3, random_state=0, dropout=0.1, interval=interval).fit(x, y)
+    est = plain_regressor(4, 2, epochs=3, random_state=0, dropout=0.1, level=level).fit(x, y)
     assert np.array_equal(est.predict(x), expected.predict(x))
     assert est.loss_curve_ == expected.loss_curve_
 
@@ -41,8 +46,8 @@ def test_predictions_do_not_change(interval):
 def test_a_generator_of_the_user_goes_on_as_without():
     x, y = data(3)
     generators = [np.random.default_rng(5), np.random.default_rng(5)]
-    for rng, interval in zip(generators, (None, 0.8), strict=True):
-        plain_regressor(4, epochs=1, random_state=rng, interval=interval).fit(x, y)
+    for rng, level in zip(generators, (None, 80), strict=True):
+        plain_regressor(4, epochs=1, random_state=rng, level=level).fit(x, y)
     assert generators[0].random() == generators[1].random()
 
 
@@ -51,9 +56,9 @@ def test_width_is_the_quantile_of_the_errors_on_the_last_fifth_of_few_series():
     x, y = data(3)
     part = linear().fit(x[:, :, :80], y[:, :, :80])
     errors = (y - part.predict(x))[:, :, 80:]
-    est = linear(interval=0.8).fit(x, y)
+    est = linear(level=80).fit(x, y)
     width = [quantile(e, 0.8) for e in errors]
-    np.testing.assert_allclose(est.interval_width_, width)
+    np.testing.assert_allclose(width_of(est), width)
     predicted, low, high = est.predict_interval(x)
     assert np.array_equal(predicted, est.predict(x))
     np.testing.assert_allclose(predicted - low, np.reshape(width, (2, 1, 1)) + np.zeros_like(y))
@@ -63,7 +68,7 @@ def test_width_is_the_quantile_of_the_errors_on_the_last_fifth_of_few_series():
 @pytest.mark.slow
 def test_whole_series_of_many_are_held_out():
     x, y = data(20)
-    est = linear(interval=0.8, random_state=0).fit(x, y)
+    est = linear(level=80, random_state=0).fit(x, y)
     errors = est.fitted_parts_.calibration.errors
     assert errors.shape == (2, 4, T)
     # of a model that has not seen them: each fits worse than in the model of all
@@ -78,7 +83,7 @@ def test_whole_series_of_many_are_held_out():
 @pytest.mark.slow
 def test_coverage_of_new_series():
     x, y = data(20)
-    est = linear(interval=0.9, random_state=0).fit(x, y)
+    est = linear(level=90, random_state=0).fit(x, y)
     x, y = data(200, seed=1)
     _, low, high = est.predict_interval(x)
     np.testing.assert_allclose(((low <= y) & (y <= high)).mean((1, 2)), 0.9, atol=0.03)
@@ -89,18 +94,18 @@ def test_series_of_unequal_length_and_missing_targets():
     x, y = data(3)
     y[:, 1, 90:95] = np.nan
     lengths = np.array([100, 100, 60])
-    est = linear(interval=0.8).fit(x, y, lengths=lengths)
+    est = linear(level=80).fit(x, y, lengths=lengths)
     errors = est.fitted_parts_.calibration.errors
     # the cut is at the same step for all, 80; the third series ends before
     known = ~np.isnan(errors[0])
     assert known.sum(1).tolist() == [20, 15]
     x_parts = [x[:, n, :k] for n, k in enumerate(lengths)]
     y_parts = [y[:, n, :k] for n, k in enumerate(lengths)]
-    of_lists = linear(interval=0.8).fit(x_parts, y_parts)
-    np.testing.assert_allclose(of_lists.interval_width_, est.interval_width_)
+    of_lists = linear(level=80).fit(x_parts, y_parts)
+    np.testing.assert_allclose(width_of(of_lists), width_of(est))
     predicted, low, high = of_lists.predict_interval(x_parts)
     assert [p.shape for p in low] == [(2, 100), (2, 100), (2, 60)]
-    np.testing.assert_allclose(high[2] - predicted[2], est.interval_width_[:, None] + np.zeros(60))
+    np.testing.assert_allclose(high[2] - predicted[2], width_of(est)[:, None] + np.zeros(60))
 
 
 @pytest.mark.slow
@@ -109,18 +114,18 @@ def test_steps_without_weight_do_not_count():
     weight = np.ones((3, T))
     weight[:, 85:] = 0
     y[:, :, 85:] = 1e6
-    est = linear(interval=0.8).fit(x, y, weight)
+    est = linear(level=80).fit(x, y, weight)
     # held out is a fifth of the 85 steps that count
     assert (~np.isnan(est.fitted_parts_.calibration.errors)).sum() == 2 * 3 * 17
-    cut = linear(interval=0.8).fit(x[:, :, :85], y[:, :, :85])
-    np.testing.assert_allclose(est.interval_width_, cut.interval_width_)
+    cut = linear(level=80).fit(x[:, :, :85], y[:, :, :85])
+    np.testing.assert_allclose(width_of(est), width_of(cut))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("view", [samples, timesteps])
 def test_views_come_back_in_their_form(view):
     x, y = data(3)
-    est = linear(interval=0.8).fit(view(x), view(y))
+    est = linear(level=80).fit(view(x), view(y))
     predicted, low, high = est.predict_interval(view(x))
     assert predicted.shape == low.shape == high.shape == est.predict(view(x)).shape
     arrays = est.predict_interval(x)
@@ -139,12 +144,13 @@ def _rows(view, array):
 def test_held_out_data_of_the_user_calibrate_the_model_itself():
     x, y = data(3)
     validation = data(4, seed=2)
-    est = plain_regressor(4, epochs=2, random_state=0, interval=0.8)
+    est = plain_regressor(4, epochs=2, random_state=0, level=80)
     est.fit(x, y, validation_data=validation)
     errors = validation[1] - est.predict(validation[0])
     width = [quantile(e, 0.8) for e in errors]
-    np.testing.assert_allclose(est.interval_width_, width, rtol=1e-5)
-    stopped = plain_regressor(4, epochs=2, random_state=0, interval=0.8, early_stopping=True)
+    # behind them, the errors relative to the distances to the ends
+    np.testing.assert_allclose(width_of(est), [*width, 1, 1], rtol=1e-5)
+    stopped = plain_regressor(4, epochs=2, random_state=0, level=80, early_stopping=True)
     stopped.fit(x, y)
     assert stopped.fitted_parts_.calibration.errors.shape[1:] == (1, T)
 
@@ -153,11 +159,11 @@ def test_held_out_data_of_the_user_calibrate_the_model_itself():
 def test_one_target_per_series_holds_out_series():
     x, _ = data(20)
     y = x.mean((0, 2)) + 0.1 * np.random.default_rng(0).normal(size=20)
-    est = linear(interval=0.7, random_state=0).fit(x, y)
+    est = linear(level=70, random_state=0).fit(x, y)
     assert est.fitted_parts_.calibration.errors.shape == (1, 4, 1)
     predicted, low, high = est.predict_interval(x)
     assert predicted.shape == low.shape == (20,)
-    np.testing.assert_allclose(high - low, 2 * est.interval_width_[0])
+    np.testing.assert_allclose(high - low, 2 * width_of(est)[0])
 
 
 @pytest.mark.slow
@@ -167,7 +173,7 @@ def test_sets_hold_the_label_as_often_as_promised_and_the_likeliest_always():
     # three classes that overlap
     labels = np.digitize(x + rng.normal(size=x.shape), [-0.7, 0.7])
     names = np.array(["low", "middle", "high"])[labels]
-    est = LagClassifier(n_lags=1, interval=0.9, random_state=0)
+    est = LagClassifier(n_lags=1, level=90, random_state=0)
     est.fit(x[:, :40], names[:, :40])
     sets = est.predict_set(x[:, 40:])
     likely = est.predict_proba(x[:, 40:])
@@ -185,7 +191,7 @@ def test_sets_hold_the_label_as_often_as_promised_and_the_likeliest_always():
 def test_sets_of_lists_are_those_of_arrays():
     x, _ = data(12)
     labels = (x[:1] > 0).astype(int)
-    est = LagClassifier(n_lags=1, interval=0.9, random_state=0).fit(x, labels)
+    est = LagClassifier(n_lags=1, level=90, random_state=0).fit(x, labels)
     lists = est.predict_set([x[:, n, : 50 + n] for n in range(12)])
     whole = est.predict_set(x)
     assert all(np.array_equal(s, whole[:, n, : 50 + n]) for n, s in enumerate(lists))
@@ -195,7 +201,7 @@ def test_sets_of_lists_are_those_of_arrays():
 def test_sets_of_series_are_rows():
     x, _ = data(30)
     labels = np.where(x.mean((0, 2)) > 0, 1, 0)
-    est = plain_classifier(4, epochs=2, interval=0.6, random_state=0).fit(x, labels)
+    est = plain_classifier(4, epochs=2, level=60, random_state=0).fit(x, labels)
     assert est.predict_set(x).shape == (30, 2)
     assert est.predict_set(x).any(1).all()
 
@@ -203,7 +209,7 @@ def test_sets_of_series_are_rows():
 @pytest.mark.slow
 def test_a_file_keeps_the_calibration(tmp_path):
     x, y = data(3)
-    est = linear(interval=0.8).fit(x, y)
+    est = linear(level=80).fit(x, y)
     est.save(tmp_path / "est")
     loaded = LagRegressor.load(tmp_path / "est")
     for a, b in zip(loaded.predict_interval(x), est.predict_interval(x), strict=True):
@@ -216,15 +222,14 @@ def test_a_file_keeps_the_calibration(tmp_path):
 def test_errors():
     x, y = data(3)
     est = linear().fit(x, y)
-    assert not hasattr(est, "interval_width_")
-    with pytest.raises(SpecError, match=r"has no interval: set interval=0\.9"):
+    with pytest.raises(SpecError, match=r"has no interval: set level=90"):
         est.predict_interval(x)
-    with pytest.raises(SpecError, match="interval must be a share between 0 and 1"):
-        linear(interval=90).fit(x, y)
+    with pytest.raises(SpecError, match=r"per cent: give 90 for 0\.9"):
+        linear(level=0.9).fit(x, y)
     with pytest.raises(SpecError, match="a fit that continues"):
-        plain_regressor(4, epochs=1, interval=0.9).partial_fit(x, y)
-    warm = plain_regressor(4, epochs=1, interval=0.9, warm_start=True).fit(x, y)
+        plain_regressor(4, epochs=1, level=90).partial_fit(x, y)
+    warm = plain_regressor(4, epochs=1, level=90, warm_start=True).fit(x, y)
     with pytest.raises(SpecError, match="a fit that continues"):
         warm.fit(x, y)
     with pytest.warns(UserWarning, match="too few for an interval"):
-        assert np.isinf(linear(interval=0.999).fit(x, y).interval_width_).all()
+        assert np.isinf(linear(level=99.9).fit(x, y).predict_interval(x)[2]).all()

@@ -36,24 +36,24 @@ def counts(monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "n_runs"),
     [
-        # the linear model, a trial of the network, the fit, and one to calibrate
-        pytest.param({"interval": 0.8}, 4, marks=pytest.mark.slow),
-        ({**SHORT, "interval": 0.8}, 2),
+        # the linear model, a trial of the network, the fit, one to calibrate, and its intervals
+        pytest.param({"level": 80}, 5, marks=pytest.mark.slow),
+        ({**SHORT, "level": 80}, 3),
         (SHORT, 1),
-        ({**SHORT, "interval": 0.8, "early_stopping": True}, 1),
+        ({**SHORT, "level": 80, "early_stopping": True}, 2),
     ],
 )
 def test_all_fits_share_the_data_that_were_read_once(counts, settings, n_runs):
     est = SequenceRegressor(random_state=0, **settings)
     est.fit(X, Y)
     assert counts == {"read": 1, "run": n_runs}
-    assert hasattr(est, "interval_width_") == ("interval" in settings)
+    assert (est.fitted_parts_.calibration is None) == ("level" not in settings)
 
 
 def test_weights_are_scaled_to_each_part_anew():
     """The fit after a trial is that without one, with weights too."""
     weight = np.random.default_rng(1).random((10, 40)) + 0.1
-    with_trial = SequenceRegressor(interval=0.8, random_state=0, **SHORT).fit(X, Y, weight)
+    with_trial = SequenceRegressor(level=80, random_state=0, **SHORT).fit(X, Y, weight)
     without = SequenceRegressor(random_state=0, **SHORT).fit(X, Y, weight)
     np.testing.assert_array_equal(with_trial.predict(X), without.predict(X))
     assert with_trial.loss_curve_ == without.loss_curve_

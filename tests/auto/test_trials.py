@@ -251,10 +251,12 @@ def test_an_interval_is_calibrated_by_the_model_of_the_last_trial_that_learnt_on
     rng = np.random.default_rng(0)
     x, y = product(40, 200)
     y = y + 0.3 * rng.normal(size=y.shape)
-    est = SequenceRegressor(interval=0.8, random_state=0).fit(x[:, :30], y[:, :30])
+    est = SequenceRegressor(level=80, scale_target=False, random_state=0).fit(x[:, :30], y[:, :30])
     assert est.cell_ == "linear+lstm"
     predicted, low, high = est.predict_interval(x[:, 30:])
     new = y[:, 30:]
     assert 0.75 < ((low <= new) & (new <= high)).mean() < 0.87
     # as wide as the errors of the model itself, not of one that has learnt less
-    assert est.interval_width_ < 1.15 * np.quantile(abs(new - predicted), 0.8)
+    assert est.fitted_parts_.calibration.quantile(0.8) < 1.15 * np.quantile(
+        abs(new - predicted), 0.8
+    )

@@ -115,13 +115,13 @@ def test_classifiers(cell, target):
         {"early_stopping": True},
         {"spec": {"gradient": "exact"}, "cell": "mingru", "seqsize": 7},
         {"spec": {"overlap": 3, "burn_in": 2}, "seqsize": 7},
-        {"interval": 0.8},
+        {"level": 80},
     ],
 )
 def test_settings_of_a_network(settings):
     there, here = regressors(**{"cell": "lstm", **settings})
     near(there.predict(X), here.predict(X), 1e-6)
-    if "interval" in settings:
+    if "level" in settings:
         near(there.predict_interval(X), here.predict_interval(X), 1e-6)
 
 

@@ -69,16 +69,20 @@ def test_truth_prediction_band_and_residuals(est, yhat):
 @pytest.mark.slow
 @pytest.mark.parametrize("piped", [False, True])
 def test_an_interval_is_drawn_as_a_band(piped):
-    model = LagRegressor(n_lags=2, interval=0.8)
+    model = LagRegressor(n_lags=2, level=[80, 95], random_state=0)
     if piped:
         model = make_pipeline(SequenceScaler(), model)
     model.fit(samples(X), samples(Y))
-    regressor = model[-1] if piped else model
     display = SequencePredictionDisplay.from_estimator(model, X, Y, series=2, output=1)
     ((lower, upper),) = display.bands
-    expected = model.predict(X)[1, 2]
-    assert_allclose(lower, expected - regressor.interval_width_[1])
-    assert_allclose(upper, expected + regressor.interval_width_[1])
+    rows = samples(X)
+    regressor = model
+    if piped:
+        rows, regressor = model[0].transform(rows), model[1]
+    _, low, high = regressor.predict_interval(rows, level=95)
+    n_steps = X.shape[2]
+    assert_allclose(lower, low[2, n_steps:])
+    assert_allclose(upper, high[2, n_steps:])
 
 
 def _range(values):

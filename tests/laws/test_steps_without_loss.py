@@ -110,9 +110,9 @@ def test_widths_of_intervals(rng):
     for value in (np.nan, 100.0):
         y[:, :, :BURN_IN] = value
         est = SequenceRegressor(
-            cell="linear", spec={"burn_in": BURN_IN}, interval=0.9, random_state=0
+            cell="linear", spec={"burn_in": BURN_IN}, level=90, scale_target=False, random_state=0
         )
-        widths.append(est.fit(x, y).interval_width_)
+        widths.append(est.fit(x, y).fitted_parts_.calibration.quantile(0.9))
     assert np.array_equal(*widths)
 
 

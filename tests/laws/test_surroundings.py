@@ -46,7 +46,7 @@ def estimator():
 
 
 def linear():
-    return LagRegressor(n_lags=2, interval=0.8, **SETTINGS)
+    return LagRegressor(n_lags=2, level=80, **SETTINGS)
 
 
 def forecaster():

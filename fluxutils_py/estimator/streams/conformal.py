@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -38,6 +40,26 @@ def check_level(name: str, value: object) -> float:
     return float(value)  # type: ignore[arg-type]
 
 
+def read_levels(level: object) -> tuple[float, ...]:
+    """Return the levels of intervals, in per cent, from the lowest.
+
+    Raises
+    ------
+    SpecError
+        Unless it is a number between 0 and 100, or several.
+    """
+    given: list[Any] = list(level) if isinstance(level, Sequence | np.ndarray) else [level]
+    for value in given:
+        is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+        if not is_number or not 0 < value < 100:
+            raise SpecError(f"level is in per cent, such as 80 or [80, 95]; got {level!r}")
+        if value < 1:
+            raise SpecError(f"level is in per cent: give {100 * value:g} for {value:g}")
+    if not given:
+        raise SpecError("level is an empty list: give 80, [80, 95], or None")
+    return tuple(sorted({float(value) for value in given}))
+
+
 @dataclass(frozen=True, eq=False)
 class Calibration:
     """Errors of a model on data that it was not fitted on.
@@ -46,7 +68,8 @@ class Calibration:
     ----------
     errors : ndarray of shape (G, M, S)
         Truth minus prediction, of M series and S steps, in the order of time; of classifiers 1
-        minus the probability of the label, with G = 1. NaN where there is no target.
+        minus the probability of the label, with G = 1. NaN where there is no target. For each level
+        of a model with intervals, G more: relative to the distance to the end on their side.
     of_every_series : bool
         Whether these are the ends of all series of the fit, in their order, not whole ones.
     """
@@ -70,8 +93,13 @@ class Calibration:
             kept = kept[:, chosen]
             of_every_series = False
         if not np.isfinite(kept).any():
-            raise DataError("interval: no step that is held out has a target and a prediction")
+            raise DataError("no step that is held out for intervals has a target and a prediction")
         return cls(np.array(kept, dtype=np.float64), of_every_series)
+
+    def outputs(self, n_outputs: int, level: int | None = None) -> Calibration:
+        """Return the errors of so many outputs, or those relative to the intervals of a level."""
+        first = 0 if level is None else (1 + level) * n_outputs
+        return replace(self, errors=self.errors[first : first + n_outputs])
 
     def is_of(self, n_series: int) -> bool:
         """Return whether these are errors of the same series as those of a stream of so many."""

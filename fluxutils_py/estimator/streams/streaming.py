@@ -121,8 +121,7 @@ def stream(
             "of SequenceRegressor"
         )
 
-    def plain(state: Sequence[Tensor] | None) -> Any:
-        last = parts.estimator
+    def plain(last: Any, state: Sequence[Tensor] | None) -> Any:
         live: Any
         if parts.transformers:
             live = PipelineStream(parts.transformers, last, n_series, state, method, learning)

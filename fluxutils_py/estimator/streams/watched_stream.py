@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from fluxutils_py.data.views import samples
 from fluxutils_py.errors import DataError, ShapeError, SpecError
+from fluxutils_py.estimator.fitted_parts import estimator_of_intervals
 from fluxutils_py.estimator.streams.conformal import AdaptiveInterval, Calibration, check_level
 from fluxutils_py.estimator.streams.residual_model import LEAST_MEMORY, MEMORY, ResidualModel
 from fluxutils_py.estimator.streams.step_learner import Learning
@@ -26,7 +28,8 @@ from fluxutils_py.validation import check_integer, check_positive
 MOST_PENDING = 10_000  # steps that may wait for their target
 N_OWN = 4  # tensors behind those of the model in a state
 
-Ends = tuple[np.ndarray, np.ndarray]
+# Relative distances below and above the prediction, and what they are relative to.
+Ends = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 
 class StreamOptions(NamedTuple):
@@ -91,7 +94,7 @@ class StreamOptions(NamedTuple):
 
 @undisturbed()
 def watched_stream(
-    plain: Callable[[Any], Any],
+    plain: Callable[[Any, Any], Any],
     model: Any,
     estimator: Any,
     n_series: int,
@@ -105,7 +108,7 @@ def watched_stream(
     Parameters
     ----------
     plain : callable
-        Makes the stream of predictions from a state.
+        Makes the stream of predictions of an estimator from a state.
     model, estimator
         What predicts, and the estimator in it.
     n_series : int
@@ -117,18 +120,20 @@ def watched_stream(
     """
     options.check()
     if options.is_plain:
-        return plain(state)
+        return plain(estimator, state)
     check_is_fitted(estimator, "model_")
     n_outputs = _count_outputs(estimator, options)
+    predicting, levels = _estimator_that_predicts(estimator, options, is_in_units)
+    plain = partial(plain, predicting)
     live = plain(None)
+    given = list(state or ())
     own: list[Tensor] = []
-    if state is not None:
-        given = list(state)
-        if len(given) == len(live.state) + N_OWN:
-            given, own = given[:-N_OWN], given[-N_OWN:]
+    if len(given) == len(live.state) + N_OWN:
+        given, own = given[:-N_OWN], given[-N_OWN:]
+    if given:
         live = plain(given)
     parts = estimator.fitted_parts_
-    watched = WatchedStream(live, (n_outputs, n_series), options, parts.codec.classes)
+    watched = WatchedStream(live, (n_outputs, n_series), options, parts.codec.classes, levels)
     if own:
         watched.load([np.asarray(t) for t in own])
         return watched
@@ -139,6 +144,20 @@ def watched_stream(
         calibration = parts.calibration
     watched.calibrate(calibration)
     return watched
+
+
+def _estimator_that_predicts(
+    estimator: Any, options: StreamOptions, is_in_units: bool
+) -> tuple[Any, tuple[float, ...]]:
+    """Return the estimator, with the ends of its intervals behind its outputs where the stream
+    follows them, and the levels of these.
+    """
+    uses_ends = options.interval is not None and options.calibration is None
+    if uses_ends and options.learn is False and is_in_units:
+        with_ends = estimator_of_intervals(estimator)
+        if with_ends is not None:
+            return with_ends, with_ends.model_.levels
+    return estimator, ()
 
 
 def _count_outputs(estimator: Any, options: StreamOptions) -> int:
@@ -214,6 +233,8 @@ class WatchedStream:
     options : StreamOptions
     classes : ndarray, optional
         Those of which the targets are labels.
+    levels : sequence of float
+        Of the intervals, in per cent, whose ends follow the predictions of ``live``.
 
     Attributes
     ----------
@@ -226,7 +247,7 @@ class WatchedStream:
     >>> from fluxutils_py import SequenceRegressor
     >>> x = np.random.default_rng(0).normal(size=(2, 3, 400))  # (F, N, T)
     >>> y = x.sum(0, keepdims=True) + np.random.default_rng(1).normal(size=(1, 3, 400))
-    >>> est = SequenceRegressor(cell="linear", interval=0.9).fit(x, y)
+    >>> est = SequenceRegressor(cell="linear", level=90).fit(x, y)
     >>> live = est.stream(3, interval=0.9, alarm=True)
     >>> prediction, low, high, alarm = live.step(x[:, :, 0])
     >>> live.observe(y[:, :, 0])
@@ -240,6 +261,7 @@ class WatchedStream:
         shape: tuple[int, int],
         options: StreamOptions,
         classes: np.ndarray | None = None,
+        levels: Sequence[float] = (),
     ) -> None:
         self._live = live
         self._shape = shape
@@ -250,7 +272,11 @@ class WatchedStream:
         self.n_series = live.n_series
         self._interval: AdaptiveInterval | None = None
         if options.interval is not None:
-            self._interval = AdaptiveInterval(check_level("interval", options.interval), shape)
+            share = check_level("interval", options.interval)
+            self._interval = AdaptiveInterval(share, shape)
+            # of the levels of the fit, the closest gives distances, which are adapted
+            places = range(len(levels))
+            self._level = min(places, key=lambda k: abs(levels[k] - 100 * share), default=None)
         self._alarm, self._memory = options.alarm, options.memory
         self._residuals: ResidualModel | None = None
         # predictions that wait for their target, where it is compared with them, with the distances
@@ -262,14 +288,14 @@ class WatchedStream:
     def calibrate(self, calibration: Calibration | None) -> None:
         """Start from errors on data that the fit has not seen."""
         is_frozen = self._alarm == "frozen"
-        if calibration is None:
-            if self._interval is not None or is_frozen:
-                raise SpecError(
-                    "an interval, or a frozen alarm, starts from errors on data that the fit has "
-                    "not seen: fit SequenceRegressor(interval=0.9), or give calibration=(x, y)"
-                )
-        elif self._interval is not None:
-            self._interval.calibrate(calibration)
+        if calibration is None and (self._interval is not None or is_frozen):
+            raise SpecError(
+                "an interval, or a frozen alarm, starts from errors on data that the fit has "
+                "not seen: fit SequenceRegressor(level=90), or give calibration=(x, y)"
+            )
+        n_outputs = self._shape[0]
+        if self._interval is not None and calibration is not None:
+            self._interval.calibrate(calibration.outputs(n_outputs, self._level))
         if self._alarm is False:
             return
         n_steps = 0 if calibration is None else calibration.errors.shape[2]
@@ -277,7 +303,7 @@ class WatchedStream:
         memory = self._memory or max(LEAST_MEMORY if is_frozen else MEMORY, 2 * n_steps)
         self._residuals = ResidualModel(self._shape, memory, frozen=is_frozen)
         if calibration is not None:
-            self._residuals.calibrate(calibration)
+            self._residuals.calibrate(calibration.outputs(n_outputs))
 
     def load(self, own: list[np.ndarray]) -> None:
         """Continue from the last tensors of a state."""
@@ -294,8 +320,8 @@ class WatchedStream:
             _check_same(had, had if fits else f"alarm={self._alarm}")
             self._residuals = ResidualModel(self._shape, int(memory), frozen=is_frozen)
             self._residuals.load(residuals)
-        for prediction, below, above in pending:
-            ends = None if self._interval is None else (below, above)
+        for prediction, *of_ends in pending:
+            ends = None if self._interval is None else tuple(of_ends)
             self._pending.append((prediction if self._compares else None, ends))
 
     # -- steps -------------------------------------------------------------------------------------
@@ -337,8 +363,15 @@ class WatchedStream:
         ends = None
         if self._interval is not None:
             below, above = self._interval.below, self._interval.above
-            ends = below.astype(y.dtype), above.astype(y.dtype)
-            also = (y - ends[0], y + ends[1], *also)
+            down = up = np.ones(1)
+            if self._level is not None:
+                n = self._shape[0]
+                first = (1 + 2 * self._level) * n
+                down, up = y[:n] - y[first : first + n], y[first + n : first + 2 * n] - y[:n]
+                y = y[:n].copy()
+            ends = below, above, down, up
+            low, high = y - (below * down).astype(y.dtype), y + (above * up).astype(y.dtype)
+            also = (low, high, *also)
         self._pending.append((y.copy() if self._compares else None, ends))
         return (y, *also) if also else y
 
@@ -417,7 +450,10 @@ class WatchedStream:
     def _take(self, y_true: np.ndarray) -> None:
         prediction, ends = self._pending.popleft()
         if self._interval is not None and ends is not None:
-            self._interval.observe(y_true - prediction, *ends, delay=len(self._pending))
+            below, above, down, up = ends
+            residual = y_true - prediction
+            residual /= np.where(residual > 0, up, down)
+            self._interval.observe(residual, below, above, delay=len(self._pending))
         if self._residuals is not None:
             self._residuals.observe(y_true - prediction)
         if self._learns:
@@ -469,10 +505,11 @@ class WatchedStream:
         if self._residuals is not None:
             memory = self._residuals.memory
             residuals = self._residuals.state
-        pending = np.empty((len(self._pending), 3, *self._shape))
+        pending = np.empty((len(self._pending), 5, *self._shape))
         for row, (prediction, ends) in zip(pending, self._pending, strict=True):
             row[0] = np.nan if prediction is None else prediction
-            row[1:] = np.nan if ends is None else ends
+            for at, values in zip(row[1:], ends or (np.nan,) * 4, strict=True):
+                at[:] = values
         own = (np.array([level, memory]), interval, residuals, pending)
         return [*self._live.state, *map(torch.from_numpy, own)]
 

@@ -136,7 +136,7 @@ def test_a_reset_series_starts_from_its_calibration_and_others_go_on():
 
 
 def test_errors_that_are_all_missing_are_refused_and_many_are_thinned():
-    with pytest.raises(DataError, match="no step that is held out has a target"):
+    with pytest.raises(DataError, match="no step that is held out for intervals has a target"):
         Calibration.of(np.full((1, 2, 3), np.nan), True)
     many = Calibration.of(np.zeros((1, 1000, 500)), True)
     assert many.errors.size <= conformal.MOST_SCORES

@@ -226,7 +226,7 @@ def machine(n_steps, seed=0):
 @pytest.mark.parametrize("alarm", [True, "frozen"])
 def test_the_lines_of_the_page_hear_a_fault_and_name_the_sensor(alarm):
     x = machine(900)
-    est = SequenceRegressor(cell="linear", interval=0.9, verbose=False)
+    est = SequenceRegressor(cell="linear", level=90, scale_target=False, verbose=False)
     est.fit(x[:, :, :399], x[:, :, 1:400])
     _, state = est.predict(x[:, :, :399], return_state=True)
     live = est.stream(1, state, alarm=alarm)
@@ -245,13 +245,13 @@ def test_the_lines_of_the_page_hear_a_fault_and_name_the_sensor(alarm):
 @pytest.fixture(scope="module")
 def est():
     x = machine(240)
-    return LagRegressor(n_lags=1, interval=0.8).fit(x[:, :, :-1], x[:, :, 1:])
+    return LagRegressor(n_lags=1, level=80, scale_target=False).fit(x[:, :, :-1], x[:, :, 1:])
 
 
 def test_the_memory_is_a_thousand_steps_or_what_the_user_says(est):
     memory = [est.stream(1, alarm=alarm).state[-4][1].item() for alarm in (True, 300, "frozen")]
     assert memory == [1000, 300, 2 * 48]
-    long = SequenceRegressor(cell="linear", interval=0.9, verbose=False)
+    long = SequenceRegressor(cell="linear", level=90, scale_target=False, verbose=False)
     x = machine(4001)
     long.fit(x[:, :, :-1], x[:, :, 1:])
     assert long.stream(1, alarm=True).state[-4][1].item() == 1600
@@ -278,7 +278,7 @@ def test_a_state_of_one_output_from_0_2_0_goes_on():
     """It has a memory that was shorter, and no more rows."""
     rng = np.random.default_rng(0)
     x = rng.normal(size=(1, 2, 200))
-    one = LagRegressor(n_lags=1, interval=0.8).fit(x[:, :, :-1], x[:, :, 1:])
+    one = LagRegressor(n_lags=1, level=80, scale_target=False).fit(x[:, :, :-1], x[:, :, 1:])
     live = one.stream(2, alarm=160)
     assert live.state[-2].shape == (46, 1, 2)
     again = one.stream(2, live.state, alarm=True)

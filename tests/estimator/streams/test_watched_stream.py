@@ -34,7 +34,7 @@ def data(seed=0, n_series=N, dtype="float64"):
 
 @pytest.fixture(scope="module")
 def est():
-    return LagRegressor(n_lags=2, interval=0.8).fit(*data())
+    return LagRegressor(n_lags=2, level=80, scale_target=False).fit(*data())
 
 
 def run(live, x, y, delay=0, start=0, stop=T):
@@ -61,7 +61,7 @@ def equal(first, second):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_steps_give_the_prediction_and_what_the_models_of_residuals_say(kernels, delay, dtype):
     x, y = data(dtype=dtype)
-    est = LagRegressor(n_lags=2, interval=0.8).fit(x, y)
+    est = LagRegressor(n_lags=2, level=80, scale_target=False).fit(x, y)
     x, y = data(1, dtype=dtype)
     predicted = est.predict(x)
     calibration = est.fitted_parts_.calibration
@@ -122,7 +122,7 @@ def test_one_series_goes_as_two_do(est):
 @pytest.mark.slow
 def test_a_stream_of_one_number_takes_the_short_way_and_gives_the_same():
     x, y = data(n_series=2)
-    est = LagRegressor(n_lags=2, interval=0.9).fit(x, y[:1])
+    est = LagRegressor(n_lags=2, level=90, scale_target=False).fit(x, y[:1])
     x, y = data(4, n_series=2)
     y[0, 0, 20:24] = np.nan
     c = data(5, n_series=2)
@@ -171,7 +171,7 @@ def test_a_state_of_the_model_alone_starts_from_the_calibration(est):
 @pytest.mark.slow
 def test_pipelines_have_them_in_the_units_of_the_target(est):
     x, y = data()
-    pipe = make_pipeline(SequenceScaler(), LagRegressor(n_lags=2, interval=0.8))
+    pipe = make_pipeline(SequenceScaler(), LagRegressor(n_lags=2, level=80, scale_target=False))
     pipe.fit(samples(x), samples(y))
     x, y = data(1)
     plain = run(est.stream(N, interval=0.8, alarm=True), x, y)
@@ -180,7 +180,7 @@ def test_pipelines_have_them_in_the_units_of_the_target(est):
         for one, two in zip(a, b, strict=True):
             np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-4)
     scaled = TransformedTargetRegressor(
-        LagRegressor(n_lags=2, interval=0.8),
+        LagRegressor(n_lags=2, level=80, scale_target=False),
         func=np.log1p,
         inverse_func=np.expm1,
         check_inverse=False,
@@ -324,7 +324,7 @@ def test_coverage_on_a_drifting_series_where_a_fixed_interval_is_far_off():
     x = rng.normal(size=(1, 2, n))
     drift = np.clip((np.arange(n) - trained) / 2000, 0, None)
     y = x * (1 + drift) + 2 * drift + rng.normal(size=x.shape) * 0.3 * (1 + 2 * drift)
-    est = LagRegressor(n_lags=1, interval=0.9)
+    est = LagRegressor(n_lags=1, level=90, scale_target=False)
     est.fit(x[:, :, :trained], y[:, :, :trained])
     live = est.stream(2, interval=0.9)
     inside = []

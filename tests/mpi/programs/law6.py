@@ -233,17 +233,17 @@ class Task:
 
     def interval_of_linear_and_network(self):
         """A fifth of the series calibrates."""
-        est = self.ready_made(interval=0.8, cell="linear+lstm")
+        est = self.ready_made(level=80, cell="linear+lstm")
         return est.fit(self.x, self.holes, self.weight, lengths=self.lengths)
 
     def interval_of_ends(self):
         """The ends of few series calibrate, of which the last rank may have none."""
-        est = self.ready_made(interval=0.8, cell="lstm")
+        est = self.ready_made(level=80, cell="lstm")
         return est.fit(self.x[:, 6:11], 1e3 + 50 * self.pair[:, 6:11])
 
     def interval_of_classes(self):
         """What the user holds out calibrates."""
-        est = self.ready_made(QuietClassifier, interval=0.8, cell="mingru")
+        est = self.ready_made(QuietClassifier, level=80, cell="mingru")
         held_out = (self.x[:, :7], self.labels[:, :7], None, self.lengths[:7])
         return est.fit(self.x[:, 7:], self.labels[:, 7:], validation_data=held_out)
 
