@@ -376,11 +376,6 @@ def test_the_page_has_the_sentence_and_the_picture_of_the_grid(load_script):
     page = words("docs/benchmarks.md")
     assert grid.sentence(cells) in page
     assert grid.alt_text(cells) in page
-    n_ahead = sum(cell["ratio"] < 1 for cell in cells)
-    said = words("README.md")
-    assert f"Of {len(cells)} measurements on [two hundred" in said
-    assert f"{n_ahead} are ahead of torch; the others have 200 or more units" in said
-    assert all(cell["H"] >= 200 for cell in cells if cell["ratio"] >= 1)
 
 
 def test_a_figure_is_written_as_asked():
