@@ -36,14 +36,14 @@ MOST = {
     "docs/guide/many_processes.md": 1500,
     "docs/guide/explain.md": 700,
     "docs/guide/trackers_and_callbacks.md": 600,
-    "docs/examples/index.md": 600,
+    "docs/examples/index.md": 350,
     "docs/background/benchmarks.md": 1500,
     "docs/background/comparison.md": 900,
     "docs/background/where_it_runs.md": 300,
     "docs/background/architecture.md": 1200,
     "docs/background/changelog.md": 50,
-    "docs/coming_from/fluxutils_jl.md": 1700,
-    "docs/coming_from/other_systems.md": 4000,
+    "docs/coming_from/fluxutils_jl.md": 1750,
+    "docs/coming_from/other_systems.md": 3400,
 }
 _CODE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 _PICTURE = re.compile(r"!\[[^\]]*\]\(([^)]+)\)")
