@@ -1,4 +1,4 @@
-"""The table of array sources in the guide: each row's code gives the array that was stored."""
+"""The table of array sources in docs/guide/data.md: each row's code gives the array that was stored."""
 
 import re
 from pathlib import Path
@@ -9,9 +9,9 @@ import pytest
 
 from fluxutils_py import Estimator, from_frame, h5mmap, h5save
 
-GUIDE = Path(__file__).parents[1] / "docs" / "guide.md"
+PAGE = Path(__file__).parents[1] / "docs" / "guide" / "data.md"
 ROWS = re.findall(
-    r"^\| ([^|]+) \| `([^`]+)` \| ([^|]+) \| ([^|]+) \|$", GUIDE.read_text("utf-8"), re.MULTILINE
+    r"^\| ([^|]+) \| `([^`]+)` \| ([^|]+) \| ([^|]+) \|$", PAGE.read_text("utf-8"), re.MULTILINE
 )
 SPEC = {"epochs": 1, "batchsize": 2, "seqsize": 7}
 ROWS_OF_ONE_SERIES = ("frame.", "pq.")

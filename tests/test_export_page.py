@@ -1,4 +1,4 @@
-"""docs/export.md: its consumers run in a process that has neither this package nor what they do not
+"""docs/guide/save_and_export.md: its consumers run in a process that has neither this package nor what they do not
 import.
 """
 
@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-PAGE = (Path(__file__).parents[1] / "docs" / "export.md").read_text("utf-8")
+PAGE = (Path(__file__).parents[1] / "docs" / "guide" / "save_and_export.md").read_text("utf-8")
+PAGE = PAGE.partition("\n## Export\n")[2]
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 (MAIN,) = re.findall(r"^```c\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
 (COMPILED,) = re.findall(r"^cc (.*?) -lm -o main && ./main < x.txt$", PAGE, re.MULTILINE)
@@ -23,7 +24,7 @@ def folder(tmp_path_factory, onnx_operators_once):
     made = tmp_path_factory.mktemp("export")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(made)
-        exec(compile(BLOCKS[0], "export.md", "exec"), {"__name__": "export"})
+        exec(compile(BLOCKS[0], "save_and_export.md", "exec"), {"__name__": "export"})
     return made
 
 
@@ -59,7 +60,7 @@ def c_folder(request, tmp_path_factory):
     block = BLOCKS[3].replace("float32", request.param)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(made)
-        exec(compile(block, "export.md", "exec"), {"__name__": "export"})
+        exec(compile(block, "save_and_export.md", "exec"), {"__name__": "export"})
     kind = {"float32": "float", "float64": "double"}[request.param]
     assert f"typedef {kind} model_input;" in (made / "model.h").read_text("utf-8")
     (made / "main.c").write_text(MAIN)

@@ -48,84 +48,9 @@ PEERS = [f"NeuralForecast 3.3.0 {name}" for name in ("NHITS", "DLinear", "LSTM")
 NAIVE = "seasonal naive"
 OURS = "**fluxutils_py, seed 0**"
 
-# What the page of layers calls them, and what the results do.
-LAYERS = {
-    "`nn.LSTM`": "nn.LSTM",
-    "`LSTM`": "LSTM",
-    "`GRU`": "GRU",
-    "`MinGRU`": "MinGRU",
-    "`MinLSTM`": "MinLSTM",
-    "`LRU`": "LRU",
-    "`CausalConv1d`, 3 steps": "CausalConv1d, 3 steps",
-    "`TCN`, 6 levels": "TCN, 6 levels",
-    "`SlidingWindowAttention`, 64 steps": "SlidingWindowAttention, 64 steps",
-    "`SequenceStack` of 2 `MinGRU`": "SequenceStack of 2 MinGRU",
-    "`SequenceStack` of 2 `LSTM`": "SequenceStack of 2 LSTM",
-}
-LEARNT = {
-    "`LSTM`": "LSTM",
-    "`GRU`": "GRU",
-    "`SequenceStack` of 2 `MinGRU`": "2 blocks of MinGRU",
-    "`SequenceStack` of 2 `MinLSTM`": "2 blocks of MinLSTM",
-    "`SequenceStack` of 2 `LRU`": "2 blocks of LRU",
-    "`SequenceStack` of 2 `LSTM`": "2 blocks of LSTM",
-    "`CausalConv1d`, 201 steps": "CausalConv1d, 201 steps",
-    "`TCN`, 6 levels": "TCN, 6 levels",
-    "`SequenceStack` of 2 `SlidingWindowAttention`": "2 blocks of attention",
-}
-STEP_ROW = "| {} | {{0}} ({{1:.2f}}) | {{2}} ({{3:.2f}}) | {{4}} ({{5:.2f}}) |"
-LONG_ROW = "| {} | {{0}} | {{1}} | {{2}} | {{3}} |"
-LAGS = {50: 2, 200: 5, 1000: 15}  # and seconds of training
-
-
-def layer_step(row):
-    """Milliseconds and ratio of a training step on three shapes."""
-    shapes = "W1", "W2", "F=32"
-    columns = "ms", "of nn.LSTM"
-    return [f"layers > A training step, {s} > {row} > {c}" for s in shapes for c in columns]
-
-
-def layer_long(row):
-    """Times of windows of three lengths, and memory."""
-    times = [
-        f"layers > A training step on long windows > {row} > {steps}"
-        for steps in ("S=100", "S=1000", "S=10000")
-    ]
-    return [*times, f"layers > Memory > {row} > MiB"]
-
-
-def quality(row):
-    tasks = "flip-flop", "recall-15", "ETTh1"
-    return [f"layer_quality > Error after 10 s > {row} > {task}" for task in tasks]
-
-
-def recall(lag):
-    kinds = "exact", "truncated", "truncated, whole"
-    return [f"exact > Errors after equal time > {lag} > {kind}" for kind in kinds]
-
-
 FIGURES = [
     ("README.md", "64 and 100 series in {0:.2f} to {1:.2f} of the time", *fits("Estimator.fit")),
-    ("README.md", "`fit` takes {0:.2f} and {1:.2f} of the time of", *fits("Estimator.fit")),
-    (
-        "README.md",
-        "PyTorch loop = 1: fluxutils_py {0:.2f}, {1:.2f} and {2:.2f},",
-        FIT.format("one series", "Estimator.fit"),
-        *fits("Estimator.fit"),
-    ),
-    (
-        "README.md",
-        "Keras {0:.0f}, {1:.0f} and {2:.0f}]",
-        FIT.format("one series", "Keras"),
-        *fits("Keras"),
-    ),
     ("README.md", "one long series in {0:.2f}.", FIT.format("one series", "Estimator.fit")),
-    (
-        "README.md",
-        "`fit` of an LSTM of 64 units takes {0:.2f} and `predict` {1:.2f}",
-        FIT.format("one series", "Estimator.fit"),
-        PREDICT.format("one series", "Estimator.predict"),
-    ),
     (
         "README.md",
         "takes {0:.0f} to {1:.0f} microseconds",
@@ -138,7 +63,6 @@ FIGURES = [
         M4.format(ONE, "sMAPE"),
         M4.format(ONE, "seconds"),
     ),
-    ("README.md", "had {0:.2f}. [Forecasting]", M4.format("ES-RNN", "sMAPE")),
     # -- the page of benchmarks: training
     ("docs/benchmarks.md", "| A/A | {0} | {1} |", *fits("fused again")),
     ("docs/benchmarks.md", "that is not fused | {0} | {1} |", *fits("loop, AdamW")),
@@ -358,63 +282,6 @@ FIGURES = [
             "days of ETTh1, 30 days": "ett1 D",
         }.items()
     ),
-    *(("docs/layers.md", STEP_ROW.format(said), *layer_step(row)) for said, row in LAYERS.items()),
-    *(("docs/layers.md", LONG_ROW.format(said), *layer_long(row)) for said, row in LAYERS.items()),
-    *(
-        ("docs/layers.md", f"| {said} | {{0}} | {{1}} | {{2}} |", *quality(row))
-        for said, row in LEARNT.items()
-    ),
-    *(
-        (
-            "docs/beyond_the_window.md",
-            f"| {lag} | {seconds} | {{0}} | {{1}} | {{2}} |",
-            *recall(lag),
-        )
-        for lag, seconds in LAGS.items()
-    ),
-    *(
-        (
-            "docs/guide.md",
-            f"{said} | {{0}} | {{1:.2f}} | {{2}} |",
-            *(
-                f"compile > 64 series > {row} > {column}"
-                for column in ("compiled", "plain again", "seconds")
-            ),
-        )
-        for said, row in {
-            "`Recur`, step by step": "a cell",
-            "`LayerNorm` and `GELU`": "an LSTM",
-            "such layers, no state": "8 layers",
-        }.items()
-    ),
-    (
-        "docs/streams_that_know.md",
-        "An interval adds {0} us to a step of one series, which takes {1} us without it",
-        "intervals > LSTM of 32 > 1 > interval adds",
-        "intervals > LSTM of 32 > 1 > plain step",
-    ),
-    (
-        "docs/layers.md",
-        "LSTM` of 64 units takes {0:.2f} (training) and {1:.2f} (prediction)",
-        FEW.format(64, 1, 1000, "training"),
-        FEW.format(64, 1, 1000, "prediction"),
-    ),
-    *(
-        (
-            "docs/layers.md",
-            "| {0} | {1} | {2} | {3} |",
-            *(
-                f"characters > Bits > {row} > {column}"
-                for column in ("par", "upd", "lr=0.005", "lr=0.01")
-            ),
-        )
-        for row in ("LSTM, 64", "LSTM, 128", "SequenceStack")
-    ),
-    (
-        "docs/layers.md",
-        "right for {0:percent} per cent",
-        "RESULTS_defaults > Test scores > GunPoint > fluxutils_py, nothing set",
-    ),
 ]
 
 
@@ -509,11 +376,6 @@ def test_the_page_has_the_sentence_and_the_picture_of_the_grid(load_script):
     page = words("docs/benchmarks.md")
     assert grid.sentence(cells) in page
     assert grid.alt_text(cells) in page
-    n_ahead = sum(cell["ratio"] < 1 for cell in cells)
-    said = words("README.md")
-    assert f"Of {len(cells)} measurements on [two hundred" in said
-    assert f"{n_ahead} are ahead of torch; the others have 200 or more units" in said
-    assert all(cell["H"] >= 200 for cell in cells if cell["ratio"] >= 1)
 
 
 def test_a_figure_is_written_as_asked():
