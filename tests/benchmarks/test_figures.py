@@ -178,7 +178,7 @@ FIGURES = [
     ),
     (
         BENCHMARKS,
-        "takes {0:.1f} us for 16 units, {1:.1f} for 64 and {2:.1f} for 128,",
+        "takes {0:.1f} us for 16 units, {1:.1f} for 64 and {2:.1f} for 128.",
         *(
             f"stream > one series, in a loop of steps alone > {units} > stream"
             for units in (16, 64, 128)
