@@ -1,8 +1,9 @@
-"""Make the pages of the gallery: ``python docs/gallery.py [NAME ...]``, one minute for all.
+"""Make the pages of the examples: ``python docs/examples.py [NAME ...]``, four minutes for all.
 
 Runs the notebooks, which are stored without outputs, and writes each as a page with its outputs and
-pictures to ``docs/gallery/``. The pages are stored, so that the documentation is built without
-running anything.
+pictures to ``docs/examples/``. The pages are stored, so that the documentation is built without
+running anything. ``tests/test_notebooks.py`` runs the notebooks too, and compares what they print
+with the pages, but for numbers.
 """
 
 import base64
@@ -16,13 +17,18 @@ import nbformat
 
 DOCS = Path(__file__).resolve().parent
 NOTEBOOKS = DOCS.parent / "notebooks"
-PAGES = DOCS / "gallery"
+PAGES = DOCS / "examples"
 MOST_BYTES = 60_000  # of a picture
-_OUTPUT = re.compile(r"```output\n.*?\n```\n\n|!\[[^\]]*\]\([\w-]+\.png\)\n\n", re.DOTALL)
+_OUTPUT = re.compile(
+    r"```(?:output|text)\n.*?\n```\n\n|!\[[^\]]*\]\([\w-]+\.png\)\n\n", re.DOTALL
+)
+_NUMBER = re.compile(r"\b[0-9a-f]{12}\b|-?\d[\d.]*(?:e[-+]?\d+)?|\bnan\b")
 
 
-def run(notebook):
-    """Run the notebook in a folder of its own; its cells then have outputs."""
+def run(notebook, client=None, timeout=120):
+    """Run the notebook in a folder of its own; its cells then have outputs. Return what it leaves
+    behind in the folder.
+    """
     from tempfile import TemporaryDirectory
 
     from nbclient import NotebookClient
@@ -36,13 +42,16 @@ def run(notebook):
     # tqdm's advice to install widgets is not for readers of the page
     os.environ["PYTHONWARNINGS"] = "ignore:IProgress"
     with TemporaryDirectory() as folder:
-        NotebookClient(notebook, timeout=120, resources={"metadata": {"path": folder}}).execute()
+        resources = {"metadata": {"path": folder}}
+        (client or NotebookClient)(notebook, timeout=timeout, resources=resources).execute()
+        left = sorted(os.listdir(folder))
     del notebook.cells[0]
+    return left
 
 
 def page(notebook, name, pictures=None):
     """A notebook as Markdown; its pictures, as PNG files by name, are put into the dict
-    ``pictures``.
+    ``pictures``. What a cell prints is fenced as ``text`` if the cell says that it ``varies``.
     """
     text = f"<!-- Made by docs/gallery.py from notebooks/{name}.ipynb -->\n\n"
     for cell in notebook.cells:
@@ -64,8 +73,9 @@ def page(notebook, name, pictures=None):
                 shown = re.sub(
                     r"/\S*/tmp\w{8}/", "", output.get("text") or data["text/plain"]
                 )  # temporary folders
-                said += f"```output\n{shown.rstrip()}\n```\n\n"
-        text += said.replace("```\n\n```output\n", "")
+                fence = "text" if cell.metadata.get("varies") else "output"
+                said += f"```{fence}\n{shown.rstrip()}\n```\n\n"
+        text += re.sub("```\n\n```(output|text)\n", "", said)
     return text.rstrip() + "\n"
 
 
@@ -82,6 +92,15 @@ def small(png):
     return file.getvalue()
 
 
+def printed(text):
+    """What the cells of a page print, but for numbers, spaces and lines of tables, and for what
+    varies from machine to machine.
+    """
+    found = re.findall(r"^```output\n(.*?)\n```$", text, re.DOTALL | re.MULTILINE)
+    bare = (re.sub(r"[\u2500-\u257f+|-]+|\s+", " ", _NUMBER.sub("0", each)) for each in found)
+    return [" ".join(each.split()) for each in bare]
+
+
 def without_outputs(text):
     return _OUTPUT.sub("", text.rstrip() + "\n\n").rstrip() + "\n"
 
@@ -94,7 +113,7 @@ if __name__ == "__main__":
             run(notebook)
             pictures = {}
             text = page(notebook, path.stem, pictures)
-            for old in PAGES.glob(f"{path.stem}*"):
+            for old in PAGES.glob(f"{path.stem}[.-]*"):
                 old.unlink()
             (PAGES / f"{path.stem}.md").write_text(text, "utf-8")
             for name, picture in pictures.items():
