@@ -2,7 +2,8 @@
 
 A block of ``>>>`` lines is checked as a docstring's example is, any other is run. Shell commands
 and Julia are not. The pages for users of other systems run in test_migration.py, with their tables,
-and export.md in test_export_page.py, its consumers without this package.
+the examples as notebooks in test_notebooks.py, and the half of save_and_export.md that exports in
+test_export_page.py, its consumers without this package.
 """
 
 import doctest
@@ -14,18 +15,25 @@ import pytest
 import fluxutils_py
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = sorted(DOCS.glob("*.md"))
+PAGES = sorted(DOCS.rglob("*.md"))
+RUN_ELSEWHERE = ("coming_from", "examples")  # folders
+
+
+def page_id(page):
+    return page.relative_to(DOCS).with_suffix("").as_posix()
 
 
 @pytest.mark.few
 @pytest.mark.parametrize(
-    "page",
-    [p for p in PAGES if not p.stem.startswith("from_") and p.stem != "export"],
-    ids=lambda page: page.stem,
+    "page", [p for p in PAGES if p.parent.name not in RUN_ELSEWHERE], ids=page_id
 )
+@pytest.mark.filterwarnings("ignore:::mlflow")  # hints of MLflow, and on import of its own types
 def test_python_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = page.read_text("utf-8")
+    if page.stem == "save_and_export":
+        text, _, elsewhere = text.partition("\n## Export\n")
+        assert elsewhere
     names = {"__name__": page.stem}
     for found in re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
         block, line = found[1], text[: found.start()].count("\n") + 1
@@ -41,9 +49,7 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
             exec(compile("\n" * line + block, page.name, "exec"), names)
 
 
-@pytest.mark.parametrize(
-    "page", [*PAGES, *sorted(DOCS.glob("gallery/*.md"))], ids=lambda page: page.stem
-)
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_linked_files_exist(page):
     prose = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
     for target in re.findall(r"\]\(([^)#]+)\)", prose):
