@@ -51,7 +51,7 @@ def page(notebook, name, pictures=None):
     """A notebook as Markdown; its pictures, as PNG files by name, are put into the dict
     ``pictures``. What a cell prints is fenced as ``text`` if the cell says that it ``varies``.
     """
-    text = f"<!-- Made by docs/gallery.py from notebooks/{name}.ipynb -->\n\n"
+    text = f"<!-- Made by docs/examples.py from notebooks/{name}.ipynb -->\n\n"
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             text += cell.source.replace("](../docs/", "](../") + "\n\n"
