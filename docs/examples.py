@@ -19,9 +19,7 @@ DOCS = Path(__file__).resolve().parent
 NOTEBOOKS = DOCS.parent / "notebooks"
 PAGES = DOCS / "examples"
 MOST_BYTES = 60_000  # of a picture
-_OUTPUT = re.compile(
-    r"```(?:output|text)\n.*?\n```\n\n|!\[[^\]]*\]\([\w-]+\.png\)\n\n", re.DOTALL
-)
+_OUTPUT = re.compile(r"```(?:output|text)\n.*?\n```\n\n|!\[[^\]]*\]\([\w-]+\.png\)\n\n", re.DOTALL)
 _NUMBER = re.compile(r"\b[0-9a-f]{12}\b|-?\d[\d.]*(?:e[-+]?\d+)?|\bnan\b")
 
 

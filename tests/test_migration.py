@@ -131,7 +131,9 @@ def test_the_call_of_a_row_gives_what_the_other_system_gives(row, folder, monkey
         pytest.fail(f"{row.module} offers nothing of {row.call}")
     check = checks_of(row.part).get(row.call)
     if check is None:
-        pytest.fail(f"tests/migration/from_{row.part.system}.py does not check the value of {row.call}")
+        pytest.fail(
+            f"tests/migration/from_{row.part.system}.py does not check the value of {row.call}"
+        )
     after = names | offered
     check(after, run_call(row, after))
 

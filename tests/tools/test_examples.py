@@ -1,5 +1,4 @@
-"""The examples show the notebooks as they are: docs/examples.py has written their pages and pictures.
-"""
+"""The examples show the notebooks as they are: docs/examples.py has written their pages and pictures."""
 
 import re
 from pathlib import Path
