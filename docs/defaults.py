@@ -189,7 +189,7 @@ def alt_text(found):
 def main():
     found = json.loads((HERE / "defaults.json").read_text("utf-8"))
     draw(found, HERE / "defaults.png")
-    print(f"![{alt_text(found)}](defaults.png)")
+    print(f"![{alt_text(found)}](../defaults.png)")
 
 
 if __name__ == "__main__":

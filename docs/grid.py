@@ -16,6 +16,7 @@ from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
+from PIL import Image
 
 mpl.use("Agg")
 from matplotlib import colors, patches
@@ -89,8 +90,12 @@ def draw(cells, path):
     ticks = [0.25, 0.5, 1, 2, 4]
     bar.set_ticks(ticks, labels=[f"{tick:g}" for tick in ticks])
     bar.ax.minorticks_off()
-    figure.savefig(path, dpi=120, metadata={"Description": alt_text(cells)})
+    figure.savefig(path, dpi=120)
     plt.close(figure)
+    picture = Image.open(path).convert("RGB")  # a third of the size with 256 colours
+    picture.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
+        path, optimize=True
+    )
 
 
 def alt_text(cells):
@@ -130,7 +135,7 @@ def sentence(cells):
 def main():
     cells = json.loads((HERE / "grid.json").read_text("utf-8"))["cells"]
     draw(cells, HERE / "grid.png")
-    print(f"![{alt_text(cells)}](grid.png)\n")
+    print(f"![{alt_text(cells)}](../grid.png)\n")
     print(textwrap.fill(sentence(cells), 120))
 
 

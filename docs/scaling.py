@@ -1,8 +1,16 @@
 """Draw ``docs/scaling.png`` from ``docs/scaling.json``: ``python docs/scaling.py``.
 
-``python benchmarks/bench_parallel.py --only links --measured docs/scaling.json`` measures anew. The
-model of the time of a batch is described in ``docs/scaling.md``; this fits it, prints what it
-finds, and draws it for 2 to 1024 ranks.
+``python benchmarks/bench_parallel.py --only links --measured docs/scaling.json`` measures anew, two
+ranks in two network namespaces. This fits a model to what it measured, prints what it finds, and
+draws it for 2 to 1024 ranks. For ``P`` ranks, ``a = accumulate`` batches per update and ``n``
+parameters, a batch takes::
+
+    flops / speed  +  2 ceil(log2 P) m (delay + overhead)  +  2 (P - 1) / P * 32 (32 + n / a) bits / (share * rate)
+
+where ``speed`` is fitted for each shape, ``m`` is the number of sums for each batch (1, or ``1 + 1 /
+a`` with ``a > 1``), ``delay`` and ``rate`` are those of the link, and ``overhead`` (what the software
+adds to a message) and ``share`` (what the vector uses of the rate) are fitted. Computation and
+communication do not overlap.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""docs/architecture.md says what is: its rooms, and every file on the way of a fit."""
+"""docs/background/architecture.md says what is: its folders, and every file on the way of a fit."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,7 @@ from tests.house_counts import plain_fit, way_to_first_update
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = Path(fluxutils_py.__file__).parent
-PAGE = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "background" / "architecture.md").read_text("utf-8")
 MOST_WORDS = 1200
 
 
@@ -29,9 +29,9 @@ def test_every_file_that_it_names_exists():
     ] == []
 
 
-def test_every_room_is_named():
-    rooms = {p.parent.relative_to(PACKAGE).as_posix() for p in PACKAGE.rglob("__init__.py")}
-    missing = [room for room in rooms - {"."} if f"{room}/" not in section("Rooms")]
+def test_every_folder_is_named():
+    folders = {p.parent.relative_to(PACKAGE).as_posix() for p in PACKAGE.rglob("__init__.py")}
+    missing = [folder for folder in folders - {"."} if f"{folder}/" not in section("Folders")]
     assert missing == []
 
 

@@ -1,4 +1,4 @@
-"""Every notebook runs from top to bottom."""
+"""Every notebook runs from top to bottom, and its page in the documentation shows what it prints."""
 
 import os
 import sys
@@ -33,10 +33,15 @@ def client(python, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook_runs_without_an_error(path, client, tmp_path):
+def test_notebook_runs_and_prints_what_its_page_shows(path, client, load_script):
+    examples = load_script("docs/examples.py")
     notebook = nbformat.read(path, as_version=4)
-    client(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    assert not list(tmp_path.iterdir()), "it leaves files behind"
+    assert examples.run(notebook, client, timeout=600) == [], "it leaves files behind"
+    stored = (examples.PAGES / f"{path.stem}.md").read_text("utf-8")
+    made = examples.page(notebook, path.stem, {})
+    assert examples.printed(made) == examples.printed(stored), (
+        f"run python docs/examples.py {path.stem}"
+    )
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -1,5 +1,5 @@
-"""Skip tests of what older versions of other packages lack; see "Why these bounds" in
-docs/compatibility.md.
+"""Skip tests of what older versions of other packages lack; see "Lowest versions" in
+docs/background/where_it_runs.md.
 """
 
 from importlib.metadata import version

@@ -351,7 +351,7 @@ def test_every_set_and_contender_is_drawn(picture, real_data, contenders):
 def test_stored_table_and_text_are_those_of_the_file(bench, picture):
     stored = json.loads(bench.MEASURED.read_text("utf-8"))
     assert bench.RESULTS.read_text("utf-8") == bench.document(stored)
-    page = (bench.MEASURED.parent / "benchmarks.md").read_text("utf-8")
+    page = (bench.MEASURED.parent / "background" / "benchmarks.md").read_text("utf-8")
     assert picture.alt_text(stored) in " ".join(page.split()), "run python docs/defaults.py"
 
 

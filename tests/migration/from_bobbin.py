@@ -1,4 +1,4 @@
-"""What bobbin gives for the rows of ``docs/from_bobbin.md``: by its documents and its tests.
+"""What bobbin gives for the rows of ``docs/coming_from/other_systems.md``: by its documents and its tests.
 
 The rows share one state, which trains on: what a step changes is checked on states of their own.
 """

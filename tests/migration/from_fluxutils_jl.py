@@ -1,4 +1,4 @@
-"""What FluxUtils.jl gives for the rows of ``docs/from_fluxutils_jl.md``: by its formulas, in NumPy
+"""What FluxUtils.jl gives for the rows of ``docs/coming_from/fluxutils_jl.md``: by its formulas, in NumPy
 and plain torch.
 
 The page's own data are zeros, so the checks of training run the call's functions once more, on data

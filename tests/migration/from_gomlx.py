@@ -1,4 +1,4 @@
-"""What gomlx gives for the rows of ``docs/from_gomlx.md``: by its formulas, its documents and its
+"""What gomlx gives for the rows of ``docs/coming_from/other_systems.md``: by its formulas, its documents and its
 tests.
 """
 

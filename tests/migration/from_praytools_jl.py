@@ -1,4 +1,4 @@
-"""What PrayTools.jl gives for rows of ``docs/from_praytools_jl.md``: by its formulas and its tests."""
+"""What PrayTools.jl gives for rows of ``docs/coming_from/other_systems.md``: by its formulas and its tests."""
 
 import contextlib
 import copy

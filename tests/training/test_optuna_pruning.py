@@ -93,7 +93,7 @@ def test_a_trial_of_fixed_parameters_prunes_nothing():
     estimator(callbacks=OptunaPruning(optuna.trial.FixedTrial({}))).fit(X, Y)
 
 
-# The recipe of docs/scaling.md, with a kill in the third epoch of trial 1.
+# The recipe of docs/guide/many_processes.md, with a kill in the third epoch of trial 1.
 STUDY = """
 import json, os, sys
 import numpy as np

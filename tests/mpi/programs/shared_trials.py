@@ -1,4 +1,4 @@
-"""Trials of Optuna that all ranks train together, as docs/scaling.md has it; rank 0 has the study."""
+"""Trials of Optuna that all ranks train together, as docs/guide/many_processes.md has it; rank 0 has the study."""
 
 import numpy as np
 import optuna
