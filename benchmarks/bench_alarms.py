@@ -1,7 +1,7 @@
 """How well alarms of a stream find what people have labelled as anomalies, beside simple scores, on
 five series of the Numenta Anomaly Benchmark and on 16 runs of a machine with eight sensors.
 
-The model is a SequenceRegressor with ``cell="linear"`` and ``interval``, which predicts the next
+The model is a SequenceRegressor with ``cell="linear"`` and ``level``, which predicts the next
 value from the values so far and the time of the day and week of the value to come; ``--cell auto``
 takes the model that a fit chooses. It is fitted once, on the first 60 per cent of a series;
 ``stream(alarm=True)`` then runs over the rest, and each alarm is that of the residual just observed.
@@ -122,7 +122,7 @@ def of_stream(data: Labelled, ends: Sequence[float], cell: str) -> np.ndarray:
     alarms = np.zeros(n)
     cuts = [int(end * n) for end in ends] + [n]
     for cut, stop in itertools.pairwise(cuts):
-        est = SequenceRegressor(cell=cell, interval=0.9, random_state=0, verbose=False)
+        est = SequenceRegressor(cell=cell, level=90, scale_target=False, random_state=0, verbose=False)
         est.fit(x[:, :, : cut - 1], v[None, None, 1:cut])
         _, state = est.predict(x[:, :, : cut - 1], return_state=True)
         live = est.stream(1, state, alarm=True)
@@ -228,7 +228,7 @@ def nab_scores(series: Sequence[Labelled], cell: str) -> Table:
 def of_sensors(values: np.ndarray, alarm: bool | str) -> np.ndarray:
     """Alarms of the rows after the quiet ones of values (G, T), by the lines of the page."""
     x = values[:, None]
-    est = SequenceRegressor(cell="linear", interval=0.9, verbose=False)
+    est = SequenceRegressor(cell="linear", level=90, scale_target=False, verbose=False)
     est.fit(x[:, :, : QUIET - 1], x[:, :, 1:QUIET])
     _, state = est.predict(x[:, :, : QUIET - 1], return_state=True)
     live = est.stream(1, state, alarm=alarm)

@@ -46,7 +46,7 @@ def watch(est: SequenceRegressor, x: np.ndarray, y: np.ndarray, begin: int, late
 def etth1(hours: int, folder: Path) -> list[str]:
     """The stream also sees the months 13 to 16, between the fit and the months that count."""
     data = load(f"etth1_{hours}", folder)
-    est = SequenceRegressor(interval=LEVEL, random_state=0, verbose=False)
+    est = SequenceRegressor(level=100 * LEVEL, random_state=0, verbose=False)
     est.fit(data.x_train, data.y_train, lengths=data.train_lengths)
     month = 30 * 24
     whole = np.concatenate([data.y_train[:, :, : 12 * month], data.y_test[:, :, 12 * month :]], 2)
@@ -69,14 +69,14 @@ def drift() -> list[str]:
     x = rng.normal(size=(1, 2, n))
     amount = np.clip((np.arange(n) - fitted) / 2000, 0, None)
     y = x * (1 + amount) + 2 * amount + 0.3 * (1 + 2 * amount) * rng.normal(size=x.shape)
-    est = SequenceRegressor(cell="linear", interval=LEVEL).fit(x[:, :, :fitted], y[:, :, :fitted])
+    est = SequenceRegressor(cell="linear", level=100 * LEVEL).fit(x[:, :, :fitted], y[:, :, :fitted])
     return watch(est, x[:, :, fitted:], y[:, :, fitted:], 0, 0)
 
 
 def cost(n_series: int, rounds: int, n_steps: int) -> list[str]:
     """Microseconds of a plain step, of what an interval adds, and of a truth; least of the rounds."""
     x = np.random.default_rng(0).normal(size=(2, 100, 60))
-    est = SequenceRegressor(32, cell="lstm", max_updates=50, interval=LEVEL, verbose=False)
+    est = SequenceRegressor(32, cell="lstm", max_updates=50, level=100 * LEVEL, verbose=False)
     est.fit(x, x[:1].cumsum(2))
     step, truth = np.ascontiguousarray(x[:, :n_series, 0]), np.zeros((1, n_series))
     plain, live = est.stream(n_series), est.stream(n_series, interval=LEVEL)

@@ -416,7 +416,8 @@ class Estimator(CallbackSupport, NestedParamsMixin, BaseSeriesEstimator):
             N, the number of series at each step.
         state : list of Tensor, optional
             State to continue from: the ``state`` of an earlier stream, also from ``torch.save``, or
-            one that :meth:`predict` or :func:`fluxutils_py.states` returned. None: the zero state.
+            one that :meth:`predict` or :func:`fluxutils_py.states` returned (a network of the ends
+            of intervals then sees its first step). None: the zero state.
         method : str
             Output of each step: "predict"; for classifiers also "predict_proba",
             "predict_log_proba" and "decision_function".

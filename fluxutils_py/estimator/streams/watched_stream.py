@@ -130,8 +130,8 @@ def watched_stream(
     own: list[Tensor] = []
     if len(given) == len(live.state) + N_OWN:
         given, own = given[:-N_OWN], given[-N_OWN:]
-    if given:
-        live = plain(given)
+    if given:  # of the model alone: the network of the ends starts now
+        live = plain([*given, *live.state[len(given) :]])
     parts = estimator.fitted_parts_
     watched = WatchedStream(live, (n_outputs, n_series), options, parts.codec.classes, levels)
     if own:
