@@ -15,8 +15,6 @@ MOST_IN_ALL = 28_000  # of the pages of the site, without the reference
 MOST_OF_AN_EXAMPLE = 600
 MOST_BYTES = 300_000  # of a page with its pictures
 FOLDERS = ("start", "guide", "examples", "background", "coming_from")
-# until both halves of the site are in one branch: pages may be missing, and old ones lie about
-IS_WHOLE = all((DOCS / folder).exists() for folder in FOLDERS)
 
 MOST = {
     "README.md": 1000,
@@ -66,8 +64,6 @@ def n_words(name):
 
 @pytest.mark.parametrize("name", MOST)
 def test_a_page_is_short(name):
-    if not IS_WHOLE and not (ROOT / name).exists():
-        pytest.skip("of the other half of the site")
     assert n_words(name) <= MOST[name]
 
 
@@ -78,8 +74,7 @@ def test_examples_are_short():
 
 def test_every_page_has_a_place_and_a_limit():
     every = {path.relative_to(ROOT).as_posix() for path in DOCS.rglob("*.md")}
-    if IS_WHOLE:
-        assert every == set(pages())
+    assert every == set(pages())
     assert [name for name in pages() if name not in MOST and not is_example(name)] == []
 
 

@@ -14,6 +14,7 @@ from fluxutils_py.errors import ShapeError, SpecError
 from fluxutils_py.estimator.spec import Spec
 from fluxutils_py.estimator.streams.conformal import Calibration
 from fluxutils_py.inputs.target_codec import TargetCodec
+from fluxutils_py.nn.model_windows import gap_value_of
 from fluxutils_py.training.predictor import Predictor
 
 
@@ -130,6 +131,7 @@ def outputs_of(
         overlap=spec.overlap,
         segments=rows,
     )
+    windows.gap_value = gap_value_of(model)
     windows.check()
     part = slice(0, len(rows))
     for p in Predictor(model, windows, part=part, precision=spec.precision):

@@ -324,9 +324,14 @@ class _SequenceEstimator(Estimator):
 
     def _maker(self, cell: Any, choice: FitChoice) -> Callable[..., nn.Module]:
         """Return the function that makes a model with ``cell``."""
-        linear: dict[str, Any] = {"n_lags": choice.n_lags, "has_statistics": choice.has_statistics}
         if isinstance(cell, str) and cell == "kernels":
             return partial(kernel_model, size=choice.n_kernels)
+        gaps: dict[str, Any] = {"fills_gaps": choice.has_gaps}
+        linear: dict[str, Any] = {
+            "n_lags": choice.n_lags,
+            "has_statistics": choice.has_statistics,
+            **gaps,
+        }
         if isinstance(cell, str) and cell == "linear":
             return partial(lag_model, **linear)
         is_sum = isinstance(cell, str) and cell.startswith(SUM)
@@ -340,7 +345,7 @@ class _SequenceEstimator(Estimator):
         }
         if not is_sum:
             arguments["n_symbols"] = choice.n_symbols
-            return partial(plain_network, scale_input=choice.scale_input, **arguments)
+            return partial(plain_network, scale_input=choice.scale_input, **gaps, **arguments)
         means = MEANS if choice.has_means else ()
         return partial(linear_plus_network, means=means, gain=choice.gain, **linear, **arguments)
 

@@ -24,6 +24,7 @@ from fluxutils_py.auto.intervals import calibrate
 from fluxutils_py.auto.last_targets import steps_to_learn_from
 from fluxutils_py.auto.trials import GAINS, choice_after_trials, errors_by_block
 from fluxutils_py.data import SeriesArray
+from fluxutils_py.data.blocks import block_slices
 from fluxutils_py.errors import DataError, ShapeError, SpecError, warn
 from fluxutils_py.estimator.fit_data import FitData, Split, spec_of_call, total_batchsize
 from fluxutils_py.estimator.fit_loop import FitLoop
@@ -60,18 +61,47 @@ def run_auto_fit(est: Any, *series: Any, groups: object = None, **call: Any) -> 
         data = begun.data
         counted = steps_to_learn_from(data.inputs, data.targets, data.weight, data.reader)
         begun = replace(begun, data=replace(data, counted=counted))
-        settings = begun.settings
-        trials: list[ReadyMadeLoop] = []
-        if not continues:
-            settings, trials = choose(begun, groups)
-        part = _part_for_intervals(settings, begun, groups, trials)
-        loop = ReadyMadeLoop(begun, begun.cut(settings), groups, trials=trials)
-        if not (loop.makes_updates or is_fit):
-            raise _no_partial_fit(est)
-        begun.train(loop)
-        if settings.level is not None:
-            part = part or (begun.early_stopping_split(), loop.data, loop)
-            _add_intervals(begun, *part)
+        try:
+            _run_begun(begun, groups, continues, has_gaps=False)
+        except DataError:
+            if continues or not _has_gaps(begun):
+                raise
+            line = "inputs lack values: the last ones stand for them, marked by further inputs"
+            say_stage(begun.settings.verbose, begun.ranks, line)
+            _run_begun(begun, groups, continues, has_gaps=True)
+
+
+def _run_begun(begun: BegunFit, groups: object, continues: bool, *, has_gaps: bool) -> None:
+    settings = begun.settings
+    trials: list[ReadyMadeLoop] = []
+    if not continues:
+        settings, trials = choose(begun, groups, has_gaps)
+    part = _part_for_intervals(settings, begun, groups, trials)
+    loop = ReadyMadeLoop(begun, begun.cut(settings), groups, trials=trials)
+    if not (loop.makes_updates or begun.data.is_fit):
+        raise _no_partial_fit(begun.est)
+    begun.train(loop)
+    if settings.level is not None:
+        part = part or (begun.early_stopping_split(), loop.data, loop)
+        _add_intervals(begun, *part)
+
+
+def _has_gaps(begun: BegunFit) -> bool:
+    """Return whether a step lacks some of its inputs, and not all, in a fit on one process of a
+    model that can fill them.
+    """
+    (x, *others) = begun.data.inputs.series
+    if others or x.kind != "float" or not begun.ranks.is_single:
+        return False
+    size = DataSize.of(begun.data)
+    if begun.est.choose(size, begun.data.is_fit).cell == "kernels":
+        return False
+    rows = begun.data.inputs.local_series()
+    for series, steps in block_slices(len(rows), rows.max_length):
+        missing = np.isnan(x.read(rows[series], steps.start, steps.stop))
+        if (missing.any(2) & ~missing.all(2)).any():
+            return True
+    return False
 
 
 def _require_whole_fit(est: Any, is_whole: bool, *, sharded: bool) -> None:
@@ -287,7 +317,9 @@ def read_groups(groups: object, inputs: Inputs) -> np.ndarray | None:
 # -- trials ----------------------------------------------------------------------------------------
 
 
-def choose(begun: BegunFit, groups: object) -> tuple[Settings, list[ReadyMadeLoop]]:
+def choose(
+    begun: BegunFit, groups: object, has_gaps: bool = False
+) -> tuple[Settings, list[ReadyMadeLoop]]:
     """Return the settings of the model that is chosen for the data, and the trials that its fit
     goes on from, if there were any.
 
@@ -297,7 +329,7 @@ def choose(begun: BegunFit, groups: object) -> tuple[Settings, list[ReadyMadeLoo
     """
     est: Any = begun.est
     data = begun.data
-    choice = est.choose(DataSize.of(data), data.is_fit)
+    choice = replace(est.choose(DataSize.of(data), data.is_fit), has_gaps=has_gaps)
     settings: Settings = est.settings_of(choice)
     if not choice.needs_trial:
         return settings, []

@@ -172,8 +172,8 @@ class SequenceWindows:
         self.shards = shards
         # whether the overlap may reach into the burn-in, for models without a state
         self.overlap_into_burn_in = False
-        # what models get for a step without input; see takes_gaps
-        self.gap_value = 0.0
+        # what models get for a step without input; see gap_value_of
+        self.gap_value: float | None = 0.0
 
         self._output_sizes = [s.F for s in self.y]
         stops = accumulate(self._output_sizes)
@@ -468,9 +468,10 @@ class SequenceWindows:
         start: int,
         live: np.ndarray | None,
         exists: np.ndarray | None,
-        filling: float = 0.0,
+        filling: float | None = 0.0,
     ) -> np.ndarray:
-        """Return ``v`` with zeros, or another filling, where a dead step or value holds no number.
+        """Return ``v`` with zeros, or another filling, where a dead step or value holds no number;
+        None keeps NaN, in live steps too.
 
         ``live`` is (S, B, 1), or (S, B, F) where single values of a step are masked.
 
@@ -483,21 +484,22 @@ class SequenceWindows:
             v = np.where(exists[:, :, None], v, v.dtype.type(0))
         if not self._may_hold_nan(s) or v.dtype.kind == "b":
             return v
-        nonfinite = ~np.isfinite(v)
+        nonfinite = np.isinf(v) if filling is None else ~np.isfinite(v)
         if not nonfinite.any():
             return v
         bad = nonfinite if live is None else nonfinite & live
         if bad.any():
             t, b, f = (int(i) for i in np.argwhere(bad)[0])
+            name = f if s.feature_names is None else repr(s.feature_names[f])
             raise DataError(
-                f"{s.name} is {v[t, b, f]} at feature {f}, series {rows.series[b]}, step "
+                f"{s.name} is {v[t, b, f]} at feature {name}, series {rows.series[b]}, step "
                 f"{rows.start[b] + start + t}; fill it in, as SequenceImputer does, or leave the "
                 "step out: NaN in all features is no input, NaN in the target or a weight of 0 no "
                 "loss, and series of unequal lengths are a list of (F, T_i), or have lengths="
             )
         if live is None or live.shape[2] == 1:
             nonfinite = nonfinite.any(-1, keepdims=True)  # the whole step, not single features
-        return np.where(nonfinite, v.dtype.type(filling), v)
+        return np.where(nonfinite, v.dtype.type(np.nan if filling is None else filling), v)
 
 
 def _holds_an_end(index: WindowIndex) -> bool:

@@ -91,6 +91,7 @@ class SeriesArray:
         self.nonblocking = self._map is not None or is_nonblocking(array)
         # set by whoever encodes labels, as integers have no NaN
         self.missing_label: int | None = None
+        self.feature_names: np.ndarray | None = None  # for messages
         self._n_quiet = 0  # windows since the process last waited for a page
         self._n_faults = 0
         self._plain: np.ndarray | None = None

@@ -259,16 +259,16 @@ class ReadData:
         n_outputs = data.count_outputs(
             codec, loss, partial(data.loss_blocks, spec, loss, *all_rows)
         )
-        windows = data.windows(spec, loss, batchsize, codec, rows)
+        keeps_gaps = settings.choice is not None and settings.choice.has_gaps
+        arguments = (spec, loss, batchsize, codec)
+        windows = data.windows(*arguments, rows, keeps_gaps)
         validation = None
         if split is not None:
-            validation = data.windows(spec, loss, batchsize, codec, held_out_rows, training=False)
+            validation = data.windows(*arguments, held_out_rows, keeps_gaps, training=False)
         elif self.validation_data is not None:
             held_out = data.held_out(settings, loss, codec)
             held_out_rows = held_out.rows(spec, batchsize, training=False)
-            validation = held_out.windows(
-                spec, loss, batchsize, codec, held_out_rows, training=False
-            )
+            validation = held_out.windows(*arguments, held_out_rows, keeps_gaps, training=False)
         return FitData(
             settings, spec, loss, self.inputs, data.targets, codec, windows, validation, n_outputs
         )
@@ -427,10 +427,13 @@ class ReadData:
         batchsize: int,
         codec: TargetCodec,
         segments: Segments,
+        keeps_gaps: bool,
         *,
         training: bool = True,
     ) -> SequenceWindows:
-        """Cut the data of some :meth:`rows` into windows."""
+        """Cut the data of some :meth:`rows` into windows; ``keeps_gaps``: with NaN in single
+        features.
+        """
         inputs = self.inputs
         targets = self.targets
         weight = self.weight
@@ -466,6 +469,7 @@ class ReadData:
             one_target=targets.per_series,
             shards=inputs.shards,
         )
+        windows.gap_value = None if keeps_gaps else 0.0
         windows.check()
         if windows.has_missing_targets and not can_weigh:
             raise ValueError(f"y has NaN (steps without a target), but {_why_no_weights(loss)}")

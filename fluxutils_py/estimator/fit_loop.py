@@ -25,7 +25,7 @@ from fluxutils_py.nn.compiling import compile_arguments, compiled
 from fluxutils_py.nn.losses import SeqLoss
 from fluxutils_py.nn.model_windows import (
     cached_window_mode,
-    takes_gaps,
+    gap_value_of,
     takes_windows,
 )
 from fluxutils_py.nn.seeding import seeded
@@ -266,10 +266,8 @@ def cut_for_model(data: FitData, model: nn.Module) -> FitData:
         if isinstance(data.loss, SeqLoss):
             raise
         warn(f"predict will fail: {error}")
-    of_both: dict[str, Any] = {}
+    of_both: dict[str, Any] = {"gap_value": gap_value_of(model)}
     of_validation: dict[str, Any] = {}
-    if takes_gaps(model):
-        of_both["gap_value"] = math.nan
     validation = data.validation
     # known from the run above
     if cached_window_mode(model) == "windows" and not recurrent_layers(model):

@@ -44,6 +44,8 @@ class FitChoice:
     n_symbols : int
         Of integers that are symbols, of which a network without a linear model learns vectors; 0 if
         inputs are numbers.
+    has_gaps : bool
+        Whether inputs lack single values, which are filled with the last one and marked.
     tried : tuple of tuples of float
         What trials showed: a gain, and its error in each block of data that were held out, relative
         to that of the linear model.
@@ -68,6 +70,7 @@ class FitChoice:
     needs_trial: bool = False
     gain: float = 1.0
     n_symbols: int = 0
+    has_gaps: bool = False
     tried: tuple[tuple[float, ...], ...] = ()
 
     def describe(self, n_updates: int) -> str:
@@ -82,7 +85,8 @@ class FitChoice:
 
     def _named(self) -> str:
         gain = f", gain={self.gain:g}" if 0 < self.gain < 1 else ""
-        return f"cell={self.cell!r}{gain}"
+        gaps = ", gaps filled with the last value and marked" if self.has_gaps else ""
+        return f"cell={self.cell!r}{gain}{gaps}"
 
     def _table(self) -> list[str]:
         """Return lines with the errors of the gains that were tried."""

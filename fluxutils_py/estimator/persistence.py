@@ -229,7 +229,8 @@ def _fitted_attributes(content: dict[str, Any], path: object) -> dict[str, Any]:
     if _is_flat(content["settings"]):
         chosen = _choice_of_flat(chosen, content["settings"])
     if chosen is not None:
-        chosen = dataclass_from_plain(FitChoice, {"tried": (), "n_symbols": 0, **chosen})
+        since_then = {"tried": (), "n_symbols": 0, "has_gaps": False}
+        chosen = dataclass_from_plain(FitChoice, {**since_then, **chosen})
     data = {str(name): str(text) for name, text in content["data"].items()}
     longest = int(content["longest"])
     errors = content["calibration"]

@@ -23,6 +23,7 @@ from fluxutils_py.inputs.inputs import Inputs, read_inputs, without_padding
 from fluxutils_py.inputs.labelled_arrays import split_labels, with_labels
 from fluxutils_py.inputs.sharded_data import is_empty
 from fluxutils_py.inputs.target_codec import TargetCodec, Transform
+from fluxutils_py.nn.model_windows import gap_value_of
 from fluxutils_py.nn.states import have_begun
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.parallel.communicator import describe_by_rank
@@ -235,6 +236,7 @@ class BlockPredictor:
             ),
             one_target=self.ends_only,
         )
+        windows.gap_value = gap_value_of(self.model)
         windows.check()
         part = None
         if not self.ranks.is_single:

@@ -76,6 +76,10 @@ class Inputs:
     trimmed: bool = False
     shards: SeriesShards | None = None
 
+    def __post_init__(self) -> None:
+        if self.names is not None and len(self.names) == self.series[0].F:
+            self.series[0].feature_names = self.names
+
     @property
     def N(self) -> int:
         return self.series[0].N

@@ -9,9 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from fluxutils_py.nn.causal_kernels import CausalKernels
+from fluxutils_py.nn.recurrent import Recur
 from fluxutils_py.nn.time_features import (
     ExponentialMeans,
     Lags,
+    LastValues,
     RollingStatistics,
     RunningStatistics,
 )
@@ -27,21 +29,32 @@ SHARE_OF_STATISTICS = 0.3
 
 
 class InputScale(nn.Module):
-    """Standardise inputs with buffers ``mean`` and ``scale``, (F,), float64; NaN becomes 0."""
+    """Standardise inputs with buffers ``mean`` and ``scale``, (F,), float64; NaN becomes 0.
+
+    If it ``fills_gaps``, NaN becomes the last value, and there are F more outputs that mark it.
+    """
 
     mean: Tensor
     scale: Tensor
-    takes_gaps = True  # steps without input as NaN, for means
+    takes_gaps = True  # steps without input as NaN
 
-    def __init__(self, n_in: int) -> None:
+    def __init__(self, n_in: int, fills_gaps: bool = False) -> None:
         super().__init__()
+        self.fills_gaps = fills_gaps
+        self.n_out = 2 * n_in if fills_gaps else n_in
+        self.fill = Recur(LastValues(n_in)) if fills_gaps else None
         self.register_buffer("mean", torch.zeros(n_in, dtype=torch.float64))
         self.register_buffer("scale", torch.ones(n_in, dtype=torch.float64))
 
     def forward(self, x: Tensor) -> Tensor:
+        y = self.standardize(x)
+        return y.nan_to_num(nan=0.0) if self.fill is None else self.fill(y)
+
+    def standardize(self, x: Tensor) -> Tensor:
+        """Return standardised inputs, in which NaN stays."""
         # in float64, so that a high level costs no digits
         y = (x.double() - self.mean.double()) / self.scale.double()
-        return y.nan_to_num(nan=0.0).to(_floating_type(x))
+        return y.to(_floating_type(x))
 
 
 def _floating_type(x: Tensor) -> torch.dtype:
@@ -62,6 +75,8 @@ class ClosedFormModel(nn.Module):
         For each layer, the factor of its standardised features before the penalty of the head
         applies: a number, or one for each feature. Several such sequences are alternatives, from
         the simplest to the richest, among which the fit chooses. By default, all are 1.
+    fills_gaps : bool
+        See :class:`InputScale`.
 
     Notes
     -----
@@ -75,9 +90,10 @@ class ClosedFormModel(nn.Module):
         n_out: int,
         layers: Iterable[FixedLayer],
         relative: Sequence[Sequence[float | Tensor]] | None = None,
+        fills_gaps: bool = False,
     ) -> None:
         super().__init__()
-        self.scale = InputScale(n_in)
+        self.scale = InputScale(n_in, fills_gaps)
         layers = list(layers)
         self.layers = nn.ModuleList(layers)
         sizes = [layer.n_out for layer in layers]
@@ -95,17 +111,23 @@ class ClosedFormModel(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         """Return the features of a step (B, P) or a window (S, B, P), and move the state on."""
-        x = self.scale(x)
+        return self._features_of_scaled(self.scale(x))
+
+    def _features_of_scaled(self, x: Tensor) -> Tensor:
         return torch.cat([layer(x) for layer in self.layers], -1)
 
     def forward(self, x: Tensor) -> Tensor:
+        return self.of_scaled(self.scale(x))
+
+    def of_scaled(self, x: Tensor) -> Tensor:
+        """Return the outputs for standardised inputs."""
         y: Tensor
         if x.dim() == 2 or len(x) == 1:
-            y = self.head(self.features(x))
+            y = self.head(self._features_of_scaled(x))
             return y
         most = max(1, MOST_VALUES // (x.shape[1] * self.n_features))
         starts = range(0, len(x), most)
-        return torch.cat([self.head(self.features(x[i : i + most])) for i in starts])
+        return torch.cat([self.head(self._features_of_scaled(x[i : i + most])) for i in starts])
 
     def advance(self, x: Tensor) -> None:
         """Move the state on by a window (S, B, F) whose outputs nobody needs."""
@@ -134,7 +156,11 @@ def kernel_model(n_in: int, n_out: int, size: int = 10_000) -> ClosedFormModel:
 
 
 def lag_model(
-    n_in: int, n_out: int, n_lags: int = N_LAGS, has_statistics: bool = False
+    n_in: int,
+    n_out: int,
+    n_lags: int = N_LAGS,
+    has_statistics: bool = False,
+    fills_gaps: bool = False,
 ) -> ClosedFormModel:
     """Make a linear model of the last ``n_lags`` steps, which trusts a step the less the longer it
     is ago.
@@ -142,17 +168,19 @@ def lag_model(
     With ``has_statistics``, it may also use exponential means, and means, deviations and slopes of
     the last steps.
     """
-    lags = Lags(n_in, range(n_lags))
-    ages = torch.arange(n_lags, dtype=torch.float64).repeat_interleave(n_in)
+    n_seen = 2 * n_in if fills_gaps else n_in
+    lags = Lags(n_seen, range(n_lags))
+    ages = torch.arange(n_lags, dtype=torch.float64).repeat_interleave(n_seen)
     trust = (1 + ages).rsqrt()
     if not has_statistics:
-        return ClosedFormModel(n_in, n_out, [lags], [[trust]])
+        return ClosedFormModel(n_in, n_out, [lags], [[trust]], fills_gaps)
     layers: list[FixedLayer] = [
         lags,
-        ExponentialMeans(n_in, STATISTICS),
-        RollingStatistics(n_in, STATISTICS),
+        ExponentialMeans(n_seen, STATISTICS),
+        RollingStatistics(n_seen, STATISTICS),
     ]
-    return ClosedFormModel(n_in, n_out, layers, [[trust, 0.0, 0.0], [trust, 1.0, 1.0]])
+    relative: list[list[float | Tensor]] = [[trust, 0.0, 0.0], [trust, 1.0, 1.0]]
+    return ClosedFormModel(n_in, n_out, layers, relative, fills_gaps)
 
 
 def series_features(model: ClosedFormModel, xs: Tensor, ends: Tensor) -> Tensor:

@@ -137,11 +137,17 @@ def window_mode(model: nn.Module, xs: Tensors) -> str:
 
 
 def takes_gaps(model: nn.Module) -> bool:
-    """Return whether steps without input are to reach a model as NaN, which it takes for means.
-
-    Other models get zeros there.
-    """
+    """Return whether steps without input are to reach a model as NaN, for which it has values."""
     return any(getattr(module, "takes_gaps", False) for module in model.modules())
+
+
+def gap_value_of(model: nn.Module) -> float | None:
+    """Return what a model gets for a step without input: zeros, or NaN if it takes them; None if it
+    takes NaN in single features, too.
+    """
+    if any(getattr(module, "fills_gaps", False) for module in model.modules()):
+        return None
+    return math.nan if takes_gaps(model) else 0.0
 
 
 def cached_window_mode(model: nn.Module) -> str | None:

@@ -64,7 +64,7 @@ class LinearPlusNetwork(nn.Module):
     ) -> None:
         super().__init__()
         self.linear = linear.requires_grad_(False)
-        n_in = len(linear.scale.mean)
+        n_in = linear.scale.n_out
         n_seen = n_in * (1 + len(means))
         self.n_fixed = linear.head.out_features + 1 + n_seen
         self.means = ExponentialMeans(n_in, means) if means else None
@@ -103,7 +103,8 @@ class LinearPlusNetwork(nn.Module):
             level = means[..., n_in : 2 * n_in]
         # Where a level leaves what was seen, the linear model goes on, and a network knows nothing.
         trust = (LARGEST + 1 - level.abs().amax(-1, keepdim=True)).clamp(0, 1)
-        return torch.cat([self.linear(x), trust, seen.clamp(-LARGEST, LARGEST)], -1)
+        y = self.linear.of_scaled(scaled)
+        return torch.cat([y, trust, seen.clamp(-LARGEST, LARGEST)], -1)
 
 
 class WithIntervals(nn.Module):
@@ -150,10 +151,9 @@ class WithIntervals(nn.Module):
         )
 
     @property
-    def scale(self) -> nn.Module:
+    def scale(self) -> InputScale | None:
         # not an attribute: torch would export its buffers twice
-        scales = (m for m in self.center.modules() if isinstance(m, InputScale))
-        return next(scales, nn.Identity())
+        return next((m for m in self.center.modules() if isinstance(m, InputScale)), None)
 
     def train(self, mode: bool = True) -> WithIntervals:
         super().train(mode)
@@ -174,7 +174,9 @@ class WithIntervals(nn.Module):
     def compute_fixed(self, x: Tensor) -> Tensor:
         """Return what does not learn, side by side: the outputs, and what the network sees."""
         y = self.center(x)
-        known = torch.cat([self.scale(x), y], -1)
+        # where there is no input, its mean: what fills gaps has moved on with the model
+        scaled = x if self.scale is None else self.scale.standardize(x).nan_to_num(nan=0.0)
+        known = torch.cat([scaled, y], -1)
         seen = torch.cat([known, self.means(known)], -1)
         return torch.cat([y, seen.clamp(-LARGEST, LARGEST)], -1)
 
@@ -223,6 +225,7 @@ def plain_network(
     input_noise: float = 0.0,
     scale_input: bool = False,
     n_symbols: int = 0,
+    fills_gaps: bool = False,
 ) -> nn.Module:
     """Make recurrent layers and a linear head; in front of them vectors of ``n_symbols``."""
     before: list[nn.Module] = []
@@ -232,7 +235,9 @@ def plain_network(
         before += [vectors, nn.Flatten(-2)]
         n_in = SYMBOL_SIZE
     elif scale_input:
-        before.append(InputScale(n_in))
+        scale = InputScale(n_in, fills_gaps)
+        before.append(scale)
+        n_in = scale.n_out
     if input_noise:
         before.append(GaussianNoise(input_noise))
     layers = cell(n_in, hidden_size, num_layers, dropout)
@@ -240,10 +245,16 @@ def plain_network(
 
 
 def linear_plus_network(
-    n_in: int, n_out: int, *, n_lags: int, has_statistics: bool, **network: object
+    n_in: int,
+    n_out: int,
+    *,
+    n_lags: int,
+    has_statistics: bool,
+    fills_gaps: bool = False,
+    **network: object,
 ) -> LinearPlusNetwork:
     """Make the sum of a linear model of lags and of a network; see :class:`LinearPlusNetwork`."""
-    linear = lag_model(n_in, n_out, n_lags, has_statistics)
+    linear = lag_model(n_in, n_out, n_lags, has_statistics, fills_gaps)
     return LinearPlusNetwork(linear, **network)  # type: ignore[arg-type]  # as its arguments
 
 

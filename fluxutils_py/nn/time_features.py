@@ -69,6 +69,26 @@ class _Lags(_TimeFeatures):
         return torch.cat(outputs, 2), (both[S:].clone(),)
 
 
+class LastValues(_TimeFeatures):
+    """Inputs with the last value before each NaN in its place, then 1 for NaN and 0 for others. The
+    state is the last values, (1, B, F): 0 before the first.
+    """
+
+    def first_state(self, n_series: int) -> State:
+        return (self.like.new_zeros(1, n_series, self.n_in),)
+
+    def compute(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        missing = x.isnan()
+        if len(x) == 1:
+            filled = torch.where(missing, state[0], x)
+        else:
+            steps = torch.arange(len(x), device=x.device)[:, None, None]
+            last = torch.where(missing, -1, steps).cummax(0).values
+            filled = x.nan_to_num().gather(0, last.clamp(min=0))
+            filled = torch.where(last < 0, state[0], filled)
+        return torch.cat([filled, missing.to(x.dtype)], 2), (filled[-1:].clone(),)
+
+
 class _ExponentialMeans(_TimeFeatures):
     """The state is the sum of weighted inputs (1, B, spans F), and of the weights."""
 

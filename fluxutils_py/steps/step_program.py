@@ -314,6 +314,8 @@ class _Writer:
 
     def write_input_scale(self, module: Any, source: int) -> int:
         self._check_size(module, source, len(module.mean))
+        if module.fills_gaps:
+            raise UnsupportedStep("an InputScale that fills gaps")
         arrays = [self.array(module, name, False).astype(float) for name in ("mean", "scale")]
         moments = Scaler("standardize", *arrays)
         is_first = not self.operations
@@ -368,7 +370,7 @@ class _Writer:
 
     def write_with_intervals(self, module: Any, source: int) -> int:
         y = self.write(module.center, source)
-        scaled = self.write(module.scale, source)
+        scaled = source if module.scale is None else self.write(module.scale, source)
         n = self.sizes[y]
         known = self.add(Join(scaled, self.sizes[scaled] + n, other=y))
         means = self.write(module.means, known)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from fluxutils_py.data import SequenceWindows
 from fluxutils_py.data.sequence_windows import Window
 from fluxutils_py.errors import ShapeError
-from fluxutils_py.nn.model_windows import takes_gaps
+from fluxutils_py.nn.model_windows import gap_value_of
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.steps.session import InferenceSession
 from fluxutils_py.training.minibatch import to_tensor
@@ -72,8 +71,7 @@ class Predictor:
         ends_only: bool = False,
     ) -> None:
         self.windows = windows
-        if takes_gaps(model):
-            windows.gap_value = math.nan
+        windows.gap_value = gap_value_of(model)
         self.skips_steps = ends_only and hasattr(model, "advance")
         self.keep_state = keep_state
         self.n_series = windows.x[0].N

@@ -24,7 +24,7 @@ from fluxutils_py.estimator.streams.watched_stream import StreamOptions, watched
 from fluxutils_py.inputs.single_steps import read_step, series_indices
 from fluxutils_py.inputs.target_codec import Transform
 from fluxutils_py.nn.kernels.recurrence import TYPES
-from fluxutils_py.nn.model_windows import takes_gaps
+from fluxutils_py.nn.model_windows import gap_value_of
 from fluxutils_py.nn.parameters import Freeze
 from fluxutils_py.nn.precision import undisturbed
 from fluxutils_py.nn.states import have_begun, read_states, snapshot
@@ -243,7 +243,7 @@ class EstimatorStream:
 
         spec = read_spec(est.resolved_params().spec)
         # copies the model: a later fit of the estimator does not change a running stream
-        self._gap_value = math.nan if takes_gaps(est.model_) else 0.0
+        self._gap_value = gap_value_of(est.model_)
         model = est.model_
         self._learner: StepLearner | None = None
         if learning is not None:
@@ -545,11 +545,14 @@ def _has_finite_squares(array: np.ndarray) -> bool:
 
 
 def _without_gaps(
-    arrays: list[np.ndarray], gap_value: float
+    arrays: list[np.ndarray], gap_value: float | None
 ) -> tuple[list[np.ndarray], np.ndarray]:
-    """Return a step with a value for series without input, and a mask of these series (N,)."""
+    """Return a step with a value for series without input, and a mask of these series (N,); None
+    keeps NaN, also in single features.
+    """
     floats = [a for a in arrays if a.dtype.kind == "f"]
-    not_finite = [~np.isfinite(a) for a in arrays]  # integers are all finite
+    is_bad = np.isinf if gap_value is None else lambda a: ~np.isfinite(a)
+    not_finite = [is_bad(a) for a in arrays]  # integers are all finite
     # integers cannot be NaN: of several inputs, one without any number makes the gap
     gap = np.logical_or.reduce([np.isnan(a).all(0) for a in floats])
     for a, where in zip(arrays, not_finite, strict=True):
@@ -560,6 +563,8 @@ def _without_gaps(
                 f"x is {a[f, n]} at feature {f}, series {n}; a step without input is NaN in all "
                 "features; fill in single ones"
             )
+    if gap_value is None:
+        return arrays, gap
     filled = [
         np.where(where.any(0), a.dtype.type(gap_value), a) if a.dtype.kind == "f" else a
         for a, where in zip(arrays, not_finite, strict=True)
