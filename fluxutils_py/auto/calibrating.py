@@ -134,7 +134,9 @@ def outputs_of(
     windows.gap_value = gap_value_of(model)
     windows.check()
     part = slice(0, len(rows))
-    for p in Predictor(model, windows, part=part, precision=spec.precision):
+    predictor = Predictor(model, windows, part=part, precision=spec.precision)
+    predictor.n_steps = rows.max_length  # not those of the whole series
+    for p in predictor:
         (out,) = p.y
         yield out, rows[p.series], p.steps.start
 

@@ -13,8 +13,7 @@ from fluxutils_py.estimator.fit_data import ReadData, within
 from fluxutils_py.estimator.fitted_parts import FitChoice
 from fluxutils_py.inputs.inputs import Inputs
 
-# Steps in all, beyond which a large network learns from all it sees: it needs neither dropout nor a
-# trial.
+# Steps in all, beyond which a large network learns from all it sees: it needs no dropout.
 MANY_STEPS = 614_400
 MANY_CLASSES = 10  # above which classes are not weighed: characters, rather than states
 MOST_FEATURES = 400  # of a linear model of lags
@@ -157,7 +156,7 @@ def choose_model(cell: object, size: DataSize, *, is_fit: bool = True) -> FitCho
         has_means=size.longest > 1,
         class_weight=_class_weight_for(size),
         n_symbols=size.n_symbols,
-        needs_trial=is_auto and is_sum and not is_large and size.n_steps >= LEAST_TRIAL,
+        needs_trial=is_auto and is_sum and size.n_steps >= LEAST_TRIAL,
         **network,
         **windows,
     )

@@ -43,6 +43,7 @@ from fluxutils_py.training.minibatch import TensorBatches
 from fluxutils_py.training.step_info import StepInfo
 
 TRIAL_FRACTION = 0.2
+MOST_HELD_OUT = 100_000  # steps of a trial
 MAX_IN_TIME = 9  # of which a trial holds out the ends, not whole ones
 MOST_KEPT = 1 << 26  # numbers that do not learn, of all steps
 LEAST_UPDATES = 60  # of a trial
@@ -325,30 +326,38 @@ def choose(
 
     Of few series, one trial learns from the first three fifths and holds out the fourth, another
     goes on with four fifths and holds out the last; of many, one trial holds out a fifth of them.
+    Of more than half a million steps, one holds out the last, or some series, a hundred thousand.
     The closed form has been fitted to all before.
     """
     est: Any = begun.est
     data = begun.data
-    choice = replace(est.choose(DataSize.of(data), data.is_fit), has_gaps=has_gaps)
+    size = DataSize.of(data)
+    choice = replace(est.choose(size, data.is_fit), has_gaps=has_gaps)
     settings: Settings = est.settings_of(choice)
     if not choice.needs_trial:
         return settings, []
-    line = "trying the network on parts of the data that are held out"
-    say_stage(settings.verbose, begun.ranks, line)
-    splits = [data.split(TRIAL_FRACTION, begun.seed, MAX_IN_TIME)]
+    fraction = min(TRIAL_FRACTION, MOST_HELD_OUT / size.n_steps)
+    splits = [data.split(fraction, begun.seed, MAX_IN_TIME)]
     in_time = bool(splits[0].training.length.all())
-    if in_time:
+    if in_time and fraction == TRIAL_FRACTION:
         before = replace(data, counted=splits[0].training)
         fraction = TRIAL_FRACTION / (1 - TRIAL_FRACTION)
         splits.insert(0, before.split(fraction, begun.seed, MAX_IN_TIME))
     n_updates = max(choice.max_updates // (1 + len(splits)), LEAST_UPDATES)
     choice = replace(choice, max_updates=n_updates)
+    n_stages = 2 + len(splits) + (settings.level is not None)
+
+    def say(stage: int, line: str) -> None:
+        say_stage(settings.verbose, begun.ranks, f"{stage} of {n_stages}: {line}")
+
+    say(1, "fitting the linear model")
     of_linear = replace(est.settings_of(replace(choice, cell="linear")), **QUIET)
     linear = ReadyMadeLoop(begun, begun.cut(of_linear), groups, np.random.default_rng(begun.seed))
     linear.run_alone()
     trials: list[ReadyMadeLoop] = []
     errors = [np.empty((0, len(GAINS)))]
-    for split in splits:
+    for i, split in enumerate(splits):
+        say(2 + i, f"trying the network, {n_updates} updates, on data that are held out")
         try:
             held_out, trial = fit_of_part(
                 begun, est.settings_of(choice), split, groups, trials, linear.head

@@ -20,6 +20,7 @@ MOST_HARM = 1.05  # of the error of the linear model, in the worst block
 CLEARLY = 0.995  # of the error of the linear model, below which a network is worth it
 CLEARLY_IN_TIME = 0.985
 KEPT = 0.6  # of the best gain in time: four fifths of what it is worth, half of what it may cost
+SURELY = 0.8  # of the error of the linear model, below which all of it is kept
 
 
 def errors_by_block(held: HeldOut, model: nn.Module, axis: int, ranks: RankGroup) -> np.ndarray:
@@ -90,8 +91,8 @@ def choice_after_trials(choice: FitChoice, errors: np.ndarray, in_time: bool) ->
     Errors are relative to those of the linear model; where these are small, to their mean. The best
     gain has the least mean over the blocks, of those up to the largest that makes no block worse
     than ``MOST_HARM``. Blocks of time differ from what is to come: there, the mean counts with its
-    standard error, and of the best gain ``KEPT`` remains. Where a network gains nothing, the choice
-    is the linear model alone.
+    standard error, and of the best gain ``KEPT`` remains, unless it is ``SURELY`` better. Where a
+    network gains nothing, the choice is the linear model alone.
     """
     known = errors[np.isfinite(errors).all(1)]
     linear = known[:, :1]
@@ -107,7 +108,8 @@ def choice_after_trials(choice: FitChoice, errors: np.ndarray, in_time: bool) ->
         is_safe = np.logical_and.accumulate(relative.max(0) <= MOST_HARM)
         at = int(np.where(is_safe, bound, np.inf).argmin())
         best = float(GAINS[at]) if bound[at] < enough else 0.0
-    gain = round(best * KEPT, 2) if in_time else best
+    is_sure = best > 0 and bound[at] < SURELY
+    gain = round(best * KEPT, 2) if in_time and not is_sure else best
     cell = choice.cell if gain else "linear"
     tried = tuple(map(tuple, np.column_stack([GAINS, relative.T]).round(4).tolist()))
     return replace(choice, cell=cell, gain=gain, needs_trial=False, tried=tried)

@@ -53,7 +53,7 @@ def size(**changes):
         ({"n_steps": 400_000}, {"max_updates": 600}),
         ({"n_steps": 20_480}, {"max_updates": 400}),
         ({"n_steps": 614_401}, {"hidden_size": 128, "lr": 0.01, "max_updates": 1000,
-                                "needs_trial": False, "dropout": 0.0, "batchsize": 32}),
+                                "needs_trial": True, "dropout": 0.0, "batchsize": 32}),
         ({"per_series": True}, {"cell": "kernels", "n_kernels": 10_000, "seqsize": None}),
         ({"per_series": True, "longest": 501}, {"seqsize": 128}),
         ({"per_series": True, "n_series": 4001}, {"n_kernels": 2_000}),

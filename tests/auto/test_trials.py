@@ -34,7 +34,8 @@ def errors_of(*at_full_gain):
 @pytest.mark.parametrize(
     ("full", "in_time", "gain"),
     [
-        ([0.5, 0.6, 0.5, 0.6], True, 0.6),
+        ([0.85, 0.9, 0.85, 0.9], True, 0.6),
+        ([0.5, 0.6, 0.5, 0.6], True, 1.0),  # so much better that all is kept
         ([0.5, 0.6, 0.5, 0.6], False, 1.0),
         ([0.5, 0.5, 0.5, 1.1], False, 0.5),  # no block more than 5 per cent worse
         ([1.2, 0.2, 0.2, 0.8], True, 0.12),
@@ -227,6 +228,25 @@ def test_a_trial_that_keeps_the_linear_model_is_the_fit_of_one(monkeypatch):
     np.testing.assert_array_equal(est.predict(x), alone.predict(x))
     assert est.loss_curve_ == alone.loss_curve_
     assert dataclasses.replace(est.choice_, tried=()).gain == 0.0
+
+
+def test_of_very_many_steps_one_trial_holds_out_some(monkeypatch, capsys):
+    monkeypatch.setattr(trial_fits, "MOST_HELD_OUT", 80)
+    held = []
+    plain = trial_fits.errors_by_block
+
+    def errors(part, *arguments):
+        held.append(part.windows.segments.length.sum())
+        return plain(part, *arguments)
+
+    monkeypatch.setattr(trial_fits, "errors_by_block", errors)
+    x, y = product(2, 400)
+    est = SequenceRegressor(random_state=0, verbose=True).fit(x, y)
+    assert held == [80]
+    assert len(est.choice_.tried[0]) == 1 + BLOCKS
+    told = capsys.readouterr().err
+    assert "1 of 3: fitting the linear model" in told
+    assert "2 of 3: trying the network" in told
 
 
 @pytest.mark.slow
