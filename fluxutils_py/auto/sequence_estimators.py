@@ -483,10 +483,10 @@ class SequenceRegressor(_SequenceEstimator, EstimatorRegressor):
     ) -> tuple[Any, Any, Any]:
         """Return predictions and the ends of their intervals: ``prediction, low, high``.
 
-        If further steps are like those that were held out from the fit, at least ``level`` per cent
-        of the targets lie between the ends. Where series drift, use :meth:`Estimator.stream` with
+        If further steps are like those that were held out from the fit, about ``level`` per cent of
+        the targets lie between the ends. Where series drift, use :meth:`Estimator.stream` with
         ``interval``, which follows them. In a pipeline, transform first:
-        ``pipe[-1].predict_interval(pipe[:-1].transform(samples(x)))``.
+        ``pipe[-1].predict_interval(pipe[:-1].transform(x))``.
 
         Parameters
         ----------

@@ -88,9 +88,7 @@ def _run_begun(begun: BegunFit, groups: object, continues: bool, *, has_gaps: bo
 
 
 def _has_gaps(begun: BegunFit) -> bool:
-    """Return whether a step lacks some of its inputs, and not all, in a fit on one process of a
-    model that can fill them.
-    """
+    """Return whether inputs lack values, in a fit on one process of a model that can fill them."""
     (x, *others) = begun.data.inputs.series
     if others or x.kind != "float" or not begun.ranks.is_single:
         return False
@@ -99,8 +97,7 @@ def _has_gaps(begun: BegunFit) -> bool:
         return False
     rows = begun.data.inputs.local_series()
     for series, steps in block_slices(len(rows), rows.max_length):
-        missing = np.isnan(x.read(rows[series], steps.start, steps.stop))
-        if (missing.any(2) & ~missing.all(2)).any():
+        if np.isnan(x.read(rows[series], steps.start, steps.stop)).any():
             return True
     return False
 

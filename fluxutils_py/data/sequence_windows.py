@@ -490,12 +490,18 @@ class SequenceWindows:
         bad = nonfinite if live is None else nonfinite & live
         if bad.any():
             t, b, f = (int(i) for i in np.argwhere(bad)[0])
+            where = f"series {rows.series[b]}, step {rows.start[b] + start + t}"
+            if np.isnan(v[t, b]).all() and s.F > 1:
+                raise DataError(
+                    f"{s.name} is nan in all features at {where}, which has a target: make that "
+                    "NaN too, give it a weight of 0, or fill in the input, as SequenceImputer does"
+                )
             name = f if s.feature_names is None else repr(s.feature_names[f])
             raise DataError(
-                f"{s.name} is {v[t, b, f]} at feature {name}, series {rows.series[b]}, step "
-                f"{rows.start[b] + start + t}; fill it in, as SequenceImputer does, or leave the "
-                "step out: NaN in all features is no input, NaN in the target or a weight of 0 no "
-                "loss, and series of unequal lengths are a list of (F, T_i), or have lengths="
+                f"{s.name} is {v[t, b, f]} at feature {name}, {where}; fill it in, as "
+                "SequenceImputer does, or leave the step out: NaN in all features is no input, NaN "
+                "in the target or a weight of 0 no loss, and series of unequal lengths are a list "
+                "of (F, T_i), or have lengths="
             )
         if live is None or live.shape[2] == 1:
             nonfinite = nonfinite.any(-1, keepdims=True)  # the whole step, not single features

@@ -83,8 +83,8 @@ def pooled_scorer(
     ``"r2"`` uses one mean per feature, as ``score`` of the estimators does; for views and arrays
     (G, N, T) the two agree. All other metrics get the values of all features in one vector.
     Metrics that need probabilities, such as ``"neg_log_loss"`` and ``"neg_brier_score"``, cannot be
-    scored for two classes per step, of which scikit-learn takes one column, nor for lists of series
-    with labels per step. Those of labels or of ``decision_function`` can: ``"f1"``, ``"recall"``,
+    scored for two classes per step of several series, of which scikit-learn takes one column, nor
+    for lists of series with labels per step. Those of labels or of ``decision_function`` can: ``"f1"``, ``"recall"``,
     ``"roc_auc"``, ``"average_precision"``. Labels per series have no such limit.
 
     An :class:`Estimator` for several labels returns their log-odds, or their probabilities if its
@@ -234,7 +234,7 @@ class _PooledMetric:
         try:
             return self.function(true[live], values, **kwargs)
         except ValueError as error:
-            if _are_continuous(values) and not _are_continuous(true[live]):
+            if not self.of_scores and _are_continuous(values) and not _are_continuous(true[live]):
                 raise SpecError(f"{self.__name__}: {error}; {OUTPUTS_REMEDY}") from error
             raise
 

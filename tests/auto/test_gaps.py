@@ -6,6 +6,7 @@ import torch
 from sklearn.pipeline import make_pipeline
 
 from fluxutils_py import (
+    Estimator,
     SequenceClassifier,
     SequenceImputer,
     SequenceRegressor,
@@ -112,8 +113,11 @@ def test_steps_without_any_input_are_gaps_as_before():
     x, y = data()
     x[:, 1, 50:60] = NAN
     known = np.where(np.isnan(x).all(0), NAN, np.nan_to_num(x))
-    with pytest.raises(DataError, match=r"x is nan at feature 0, series 1, step 50"):
-        SequenceRegressor(cell="linear").fit(known, y)
+    assert SequenceRegressor(cell="linear").fit(known, y).choice_.has_gaps
+    with pytest.raises(
+        DataError, match=r"x is nan in all features at series 1, step 50, which has"
+    ):
+        Estimator().fit(known, y)
     y[:, 1, 50:60] = NAN
     est = SequenceRegressor(cell="linear").fit(x, y)
     predicted = est.predict(x)
