@@ -182,8 +182,7 @@ class ForwardFill(FeatureModule):
         return out
 
     def over(self, array: Any, first: np.ndarray) -> LazyArray:
-        dtype = float_type(array.dtype)
-        return LazyArray(array, reader=self.read, dtype=dtype)
+        return LazyArray(array, reader=self.read, dtype=float_type(array.dtype))
 
     def read(self, source: Any, series: Index, steps: range) -> np.ndarray:
         """Read a block of an array (F, N, T), and earlier steps where it begins with a missing
@@ -204,15 +203,8 @@ class ForwardFill(FeatureModule):
         """
         same_source, same_series, end, last = self._last
         # only ranges compare as a whole
-        if (
-            source is same_source
-            and isinstance(series, range)
-            and (series, stop)
-            == (
-                same_series,
-                end,
-            )
-        ):
+        is_range = isinstance(series, range)
+        if source is same_source and is_range and series == same_series and stop == end:
             return last
         values = np.full(missing.shape, np.nan, float_type(source.dtype))
         size = LOOK_BACK

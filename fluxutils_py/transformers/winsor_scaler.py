@@ -73,9 +73,8 @@ class WinsorScaler(SequenceTransformer):
                 yield torch.from_numpy(values.reshape(series.F, -1))
 
         def merge(*parts: Tensor) -> tuple[Tensor, ...]:
-            moments = Moments(*(part.numpy() for part in parts))
-            merged = pool.moments(moments)
-            return tuple(map(torch.from_numpy, merged))
+            moments = pool.moments(Moments(*(part.numpy() for part in parts)))
+            return tuple(map(torch.from_numpy, moments))
 
         # in torch, because nn.WinsorNorm, which cannot import this, learns the same
         statistics = winsor_statistics(read_pass, pool.add_up, merge)
@@ -83,8 +82,7 @@ class WinsorScaler(SequenceTransformer):
         return {name: t.numpy() for name, t in zip(names, statistics, strict=True)}
 
     def as_module(self) -> Winsorize:
-        values = {"lower": self.lower_, "upper": self.upper_}
-        return Winsorize(**values, mean=self.mean_, scale=self.scale_)
+        return Winsorize(lower=self.lower_, upper=self.upper_, mean=self.mean_, scale=self.scale_)
 
 
 class Winsorize(FeatureModule):
