@@ -190,7 +190,7 @@ class Score:
         self.output = output
         self.name = ""
 
-    def __call__(self, outputs: tuple[Tensor, ...]) -> Tensor:
+    def __call__(self, outputs: Tensors) -> Tensor:
         """Return the scores (B,) for outputs (S, B, G)."""
         if self.codec.classes is not None:
             return self._of_class(outputs[0][self.at].double(), self.codec.classes)
@@ -205,9 +205,7 @@ class Score:
         self.name = f"output {g}"
         value = torch.cat([o[self.at] for o in outputs], -1)[:, g].double()
         scale = self.codec.scale
-        if scale is None:
-            return value
-        return value * float(scale.scale[g]) + float(scale.mean[g])
+        return value if scale is None else value * float(scale.scale[g]) + float(scale.mean[g])
 
     def _of_class(self, scores: Tensor, classes: np.ndarray) -> Tensor:
         if self.output is None:
@@ -266,11 +264,9 @@ def integrate_path(gradients: PathGradients, n_points: int | None) -> PathIntegr
     """Integrate with this number of points, or with enough of them."""
     if n_points is not None:
         return gradients.integrate(n_points)
-    points = FIRST_POINTS
-    integral = gradients.integrate(points)
-    while completeness_error(integral) > TOLERANCE and points < MOST_POINTS:
-        points *= 4
-        integral = gradients.integrate(points)
+    integral = gradients.integrate(FIRST_POINTS)
+    while completeness_error(integral) > TOLERANCE and integral.n_points < MOST_POINTS:
+        integral = gradients.integrate(4 * integral.n_points)
     return integral
 
 
@@ -465,7 +461,7 @@ class Past:
     def n_steps(self) -> int:
         return int(self.rows.length[0])
 
-    def read(self, steps: slice) -> tuple[tuple[Tensor, ...], Tensor | None]:
+    def read(self, steps: slice) -> tuple[Tensors, Tensor | None]:
         """Return the inputs (S, 1, F) of some steps, zero where there are none, and where that
         is, (S, 1).
         """
@@ -475,9 +471,7 @@ class Past:
             return tensors, None
         return tensors, torch.from_numpy(np.array(window.missing_steps)).to(self.device)
 
-    def ends(
-        self, baselines: Sequence[Tensor], steps: slice
-    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    def ends(self, baselines: Sequence[Tensor], steps: slice) -> Ends:
         """Return inputs and baselines of some steps, for baselines (1, 1, F) of each input; both
         are zero where there is no input, as in ``predict``.
         """
@@ -498,7 +492,10 @@ def read_past(model: ExplainedModel, series: int, step: int | None) -> Past:
     whole = inputs.local_series()[series : series + 1]
     end = int(whole.start[0] + whole.length[0])
     first = int(whole.start[0])
-    step = _read_step(step, first, end)
+    step = end - 1 if step is None else check_integer("step", step)
+    place = step if step >= 0 else end + step
+    if not first <= place < end:
+        raise ShapeError(f"step is {step}, but the series has the steps {first} to {end - 1}")
     # earlier rows with gaps between them are no past of one state
     if len(inputs.contiguous_runs()) > 1 or inputs.with_context(slice(0, inputs.T))[1]:
         raise ShapeError("rows of timesteps with gaps or context; explain the array (F, N, T)")
@@ -509,24 +506,14 @@ def read_past(model: ExplainedModel, series: int, step: int | None) -> Past:
         segments=whole,
     )
     parameter = next(model.model.parameters(), torch.empty(0))
-    past = Past(windows, whole, step - first, parameter.device, parameter.dtype)
+    past = Past(windows, whole, place - first, parameter.device, parameter.dtype)
     _, missing = past.read(slice(past.at, past.at + 1))
     if missing is not None and bool(missing.any()):
         raise DataError(
-            f"step {step} of series {series} has no inputs (NaN), so that there is no output to "
+            f"step {place} of series {series} has no inputs (NaN), so that there is no output to "
             "explain; choose another step, or give lengths= if the series ends before"
         )
     return past
-
-
-def _read_step(step: int | None, start: int, end: int) -> int:
-    if step is None:
-        return end - 1
-    check_integer("step", step)
-    place = int(step) if step >= 0 else end + int(step)
-    if not start <= place < end:
-        raise ShapeError(f"step is {step}, but the series has the steps {start} to {end - 1}")
-    return place
 
 
 # -- the gradient along a path of inputs, window by window -----------------------------------------
@@ -583,8 +570,7 @@ class PathGradients:
             # the two ends, of weight 0, tell the scores whose difference is to be explained
             rows = np.concatenate([[1.0, 0.0], places])
             of_rows = np.concatenate([[0.0, 0.0], weights])
-            attributions, scores = self._attributions(rows, of_rows)
-            value, baseline_value = float(scores[0]), float(scores[1])
+            attributions, (value, baseline_value, *_) = self._attributions(rows, of_rows)
             if total:
                 attributions = tuple(a + b for a, b in zip(total, attributions, strict=True))
             total = attributions
@@ -592,19 +578,19 @@ class PathGradients:
 
     def _attributions(
         self, places: np.ndarray, weights: np.ndarray
-    ) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+    ) -> tuple[tuple[np.ndarray, ...], list[float]]:
         """Return the weighted sum of attributions at places of the path, and the scores there."""
         starts = self._states_at_starts(places)
         sums: list[Tensors] = []
         carried: list[Tensor | None] = []
-        scores = np.empty(0)
+        scores: list[float] = []
         for window, start in zip(reversed(self.windows), reversed(starts), strict=True):
             is_last = window == self.windows[-1]
             leaves = self._load_states(start)
             ends = self.read(window)
             floats, targets = self._run_with_graph(_points(ends, places), is_last)
             if is_last:
-                scores = targets[0].detach().double().cpu().numpy()
+                scores = targets[0].detach().double().tolist()
                 carried = [torch.as_tensor(weights).to(targets[0])]
             wanted = floats + [t for t in leaves if t is not None]
             # none where nothing before this window reaches the score
@@ -644,9 +630,7 @@ class PathGradients:
         """Start from these states; return their tensors, to which gradients go back, with None
         for one of integers.
         """
-        leaves = []
-        for t in _tensors(start):
-            leaves.append(t.requires_grad_() if t.is_floating_point() else None)
+        leaves = [t.requires_grad_() if t.is_floating_point() else None for t in _tensors(start)]
         # a copy of a leaf may be changed in place, a leaf may not
         restore(self.session.model, _copies(start))
         return leaves

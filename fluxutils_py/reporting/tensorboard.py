@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import textwrap
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -81,10 +82,11 @@ class TensorBoard(CurveHook):
         folder = make_run_folder(self.log_dir) if self.each_fit else self.log_dir
         if loop.step == 0:
             hide_earlier_events(folder)
-        writer = open_torch_writer(folder, purge_step=purge_step(loop), filename_suffix=SUFFIX)
+        options = {"purge_step": purge_step(loop), "filename_suffix": SUFFIX}
+        self._writer = open_torch_writer(folder, **options)
         if self.each_fit and "estimator" in loop.shared_data:
-            writer.add_text("estimator", as_code(repr(loop.shared_data["estimator"])), loop.step)
-        self._writer = writer
+            text = as_code(repr(loop.shared_data["estimator"]))
+            self._writer.add_text("estimator", text, loop.step)
         self.begin(self._write)
 
     def _write(self, numbers: dict[str, float], step: int) -> None:
@@ -172,4 +174,4 @@ def second_of(path: Path) -> str:
 
 def as_code(text: str) -> str:
     """Indent lines, which TensorBoard then shows as they are: it takes text for Markdown."""
-    return "\n".join(f"    {line}" for line in text.splitlines())
+    return textwrap.indent(text, "    ")
