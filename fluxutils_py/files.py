@@ -72,7 +72,10 @@ def temporary_path(target: str) -> Iterator[str]:
     if folder and not os.path.isdir(folder):
         raise FileNotFoundError(f"{folder}: there is no such folder to write to")
     remove_leftovers(target)
-    new = os.path.join(folder, _temporary_name(name))
+    process = os.getpid()
+    owner = f"{_host()}-{process}-{_beginning_of(process)}"
+    shortened = _shortened(name)  # no more bytes than file systems accept
+    new = os.path.join(folder, f".{shortened}.{owner}-{secrets.token_hex(4)}.part")
     try:
         yield new
     finally:
@@ -182,13 +185,6 @@ def _require_replaceable(target: str, shown: str) -> None:
             "name",
             shown,
         )
-
-
-def _temporary_name(name: str) -> str:
-    """Return a name in the same folder, with no more bytes than file systems accept."""
-    process = os.getpid()
-    owner = f"{_host()}-{process}-{_beginning_of(process)}"
-    return f".{_shortened(name)}.{owner}-{secrets.token_hex(4)}.part"
 
 
 def _shortened(name: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -264,14 +264,6 @@ def dense_gradients(params: Iterable[nn.Parameter]) -> list[Tensor]:
             grad = grad.to_dense()
         grads.append(grad)
     return grads
-
-
-def flatten_into(tensors: Sequence[Tensor], out: Tensor) -> Tensor:
-    """Copy tensors one after another into the vector ``out``, in one kernel and without an
-    allocation.
-    """
-    parts = [t.reshape(-1) for t in tensors]
-    return torch.cat(parts, out=out)
 
 
 def _split_vector(

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fluxutils_py.nn.parameters import dense_gradients, flatten_into
+from fluxutils_py.nn.parameters import dense_gradients
 from fluxutils_py.parallel.rank_group import RankGroup
 
 # Numbers of a step: weight, weight * loss, data; counts of ranks with a batch, with an error, with
@@ -75,7 +75,9 @@ class GradientVector:
 
         Returns the vector.
         """
-        return flatten_into(dense_gradients(self.params), self.values)
+        # in one kernel and without an allocation
+        parts = [grad.reshape(-1) for grad in dense_gradients(self.params)]
+        return torch.cat(parts, out=self.values)
 
     def layouts(self) -> list[int]:
         """Return NONE, DENSE or SPARSE per parameter's gradient; with several ranks, after
@@ -83,12 +85,8 @@ class GradientVector:
         """
         if self.ranks.is_single:
             return self.own_layouts()
-        return [self._layout_of_sum(n) for n in self._layouts.tolist()]
-
-    def _layout_of_sum(self, n: float) -> int:
-        if not n:
-            return NONE
-        return DENSE if n <= self.ranks.size else SPARSE
+        # the numbers of the three, in this order
+        return [(n > 0) + (n > self.ranks.size) for n in self._layouts.tolist()]
 
     def own_layouts(self) -> list[int]:
         """Return NONE, DENSE or SPARSE per parameter's gradient on this rank."""
@@ -172,11 +170,7 @@ class GradientVector:
             norm = float(torch.linalg.vector_norm(self.values)) if has_part else 0.0
             tail[6] = 0.0 if math.isfinite(norm) else norm
             self.ranks.call_comm(self.ranks.comm.allreduce_, self._host[len(self.params) :])
-        return self._read_totals(with_vector)
-
-    def _read_totals(self, with_vector: bool) -> Totals:
-        """Return the sums over ranks, after reacting to errors and wishes to stop among them."""
-        weight, loss, n_live, n_batches, failed, stop, bad_norm, *code = self._tail.tolist()
+        weight, loss, n_live, n_batches, failed, stop, bad_norm, *code = tail.tolist()
         self.ranks.check_flags(failed, stop, n_batches)
         if with_vector and self._staged and not stop:
             self.values.copy_(self._sum)

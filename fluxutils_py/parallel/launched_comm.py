@@ -102,8 +102,7 @@ class LaunchedComm(ABC):
         self._wait_until(self._start_broadcast(t, root))
 
     def barrier(self) -> None:
-        self._connect_once()
-        self._wait_until(self._start_allreduce(torch.zeros(1)))
+        self.allreduce_(torch.zeros(1))
 
     def allgather(self, obj: Any) -> list[Any]:
         self._connect_once()
@@ -173,7 +172,9 @@ class LaunchedComm(ABC):
                     self._end_job(seconds)
                 elif seconds > self.patience * (n_warnings + 1):
                     n_warnings += 1
-                    self._warn_missing(seconds)
+                    text = self._describe_delay(seconds, self._missing_ranks())
+                    if text is not None:
+                        warn(text, RuntimeWarning)
 
     def _missing_ranks(self) -> list[int] | None:
         """Return the ranks that do not wait in this collective; None if that is unknown."""
@@ -197,11 +198,6 @@ class LaunchedComm(ABC):
                 who += f" ({', '.join(f'process {n} on {host}' for host, n in places)})"
         call, advice = described
         return f"rank {self.rank} has been waiting in {call} for {seconds:.0f} s, {who}. {advice}"
-
-    def _warn_missing(self, seconds: float) -> None:
-        text = self._describe_delay(seconds, self._missing_ranks())
-        if text is not None:
-            warn(text, RuntimeWarning)
 
     def _end_job(self, seconds: float) -> None:
         missing = self._missing_ranks()

@@ -6,7 +6,8 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from itertools import count
+from typing import Any
 
 from fluxutils_py.errors import LoadError
 from fluxutils_py.parallel.rank_group import RankGroup
@@ -17,14 +18,6 @@ SETTINGS = (bool, int, float, str)  # types of the settings of triggers that ran
 EVENTS = ("start", "step", "epoch", "end", "close")
 
 Action = Callable[..., Any]
-
-
-class Stateful(Protocol):
-    """A hook or a trigger whose state a checkpoint holds."""
-
-    def state_dict(self) -> Any: ...
-
-    def load_state_dict(self, state: Any) -> object: ...
 
 
 class StopTraining(Exception):  # a request, not an error; named as in PrayTools and Flux
@@ -43,12 +36,6 @@ class _Entry:
     collective: bool = field(compare=False)
     results: dict[str, Any] | None = field(compare=False)
     last_step: int | None = field(default=None, compare=False)  # loop.step at the last call
-
-    def is_due(self, event: str, loop: Any) -> bool:
-        assert self.trigger is not None
-        if event == "end":  # for triggers with at_end, unless the action ran in this very step
-            return loop.step > loop.start_step and self.last_step != loop.step
-        return self.trigger.fires(loop)
 
     def __call__(self, loop: Any, *args: Any, **kwargs: Any) -> None:
         try:
@@ -86,7 +73,7 @@ class Hooks:
     def __init__(self) -> None:
         self._entries: dict[str, list[_Entry]] = {event: [] for event in EVENTS}
         self._n = 0  # number of entries so far
-        self._stateful: dict[str, Stateful] = {}
+        self._stateful: dict[str, Any] = {}  # hooks, and entries with triggers
         self._pending_states: dict[str, Any] = {}  # loaded states of hooks not added yet
 
     def add(
@@ -145,14 +132,9 @@ class Hooks:
         self._insert_entry(event, entry)
         # An action that needs resources opens and closes them with the run.
         for other in ("start", "close"):
-            if hasattr(action, f"on_{other}"):
-                self.add(
-                    other,
-                    getattr(action, f"on_{other}"),
-                    name=name,
-                    priority=priority,
-                    collective=False,
-                )
+            opens = getattr(action, f"on_{other}", None)
+            if opens is not None:
+                self.add(other, opens, name=name, priority=priority, collective=False)
 
     def _insert_entry(self, event: str, entry: _Entry) -> None:
         self._n += 1
@@ -180,7 +162,8 @@ class Hooks:
         if hasattr(hook, "add_to"):
             hook.add_to(self)
             return
-        name = _hook_name(hook)
+        named = getattr(hook, "name", None) or getattr(hook, "__name__", None)
+        name = named or type(hook).__name__
         for event, action in _event_methods(hook).items():
             self.add(
                 event,
@@ -226,10 +209,12 @@ class Hooks:
         """
         if entry.trigger is None:
             return True
-        due = entry.is_due(event, loop)
-        if not (entry.trigger.by_clock and entry.collective and event == "step"):
-            return due
-        return bool(ranks.allgather(due)[0])
+        if event == "end":  # for triggers with at_end, unless the action ran in this very step
+            return loop.step > loop.start_step and entry.last_step != loop.step
+        due = entry.trigger.fires(loop)
+        if entry.trigger.by_clock and entry.collective and event == "step":
+            return bool(ranks.allgather(due)[0])
+        return due
 
     def _call_entry(self, entry: _Entry, event: str, loop: Any, *args: Any, **kwargs: Any) -> None:
         try:
@@ -275,8 +260,8 @@ class Hooks:
 
     # -- state -------------------------------------------------------------------------------------
 
-    def register_state(self, name: str, thing: Stateful) -> None:
-        """Keep the state of a thing under a name, or that name with a number."""
+    def register_state(self, name: str, thing: Any) -> None:
+        """Keep the state of a hook or a trigger under a name, or that name with a number."""
         # Two hooks of one class have the same name: number them in the order of registration.
         key = next(key for key in numbered(name) if key not in self._stateful)
         self._stateful[key] = thing
@@ -326,14 +311,8 @@ class Hooks:
 def numbered(name: str) -> Iterator[str]:
     """Yield ``name``, ``name (2)``, ``name (3)``, ..."""
     yield name
-    n = 2
-    while True:
+    for n in count(2):
         yield f"{name} ({n})"
-        n += 1
-
-
-def _hook_name(hook: object) -> str:
-    return getattr(hook, "name", None) or getattr(hook, "__name__", None) or type(hook).__name__
 
 
 def _event_methods(hook: object) -> dict[str, Action]:
