@@ -72,8 +72,8 @@ class RaggedArray(DuckArray):
         self.lengths = np.array([a.shape[1] for a in self.arrays])
         n_features = int(self.arrays[0].shape[0])
         self.shape = (n_features, len(self.arrays), int(self.lengths.max()))
-        dtypes = {_native(a.dtype) for a in self.arrays}
-        self.dtype = np.result_type(*dtypes)  # of texts, the longest
+        # of texts, the longest
+        self.dtype = np.result_type(*{_native(a.dtype) for a in self.arrays})
 
     def _require_equal_arrays(self) -> None:
         first = self.arrays[0]
@@ -110,11 +110,9 @@ class RaggedArray(DuckArray):
 
     def read(self, *index: Index) -> np.ndarray:
         features, series, steps = index
-        shape = [len(places) for places in index]
+        out = np.zeros([len(places) for places in index], self.dtype)  # "" for text
         if self.fill:
-            out = np.full(shape, self.fill, self.dtype)
-        else:
-            out = np.zeros(shape, self.dtype)  # "" for text
+            out[:] = self.fill
         for i, n in enumerate(series):
             array = self.arrays[n]
             length = self.lengths[n]
@@ -124,8 +122,7 @@ class RaggedArray(DuckArray):
             else:
                 places = np.asarray(steps)
                 inside = np.flatnonzero(places < length)
-                block = read_block(array, features, places[inside])
-                out[:, i, inside] = block
+                out[:, i, inside] = read_block(array, features, places[inside])
         return out
 
     def __setitem__(self, key: tuple[object, slice, slice], values: np.ndarray) -> None:
@@ -136,8 +133,7 @@ class RaggedArray(DuckArray):
         for i, series in enumerate(n):
             stop = min(t.stop, self.lengths[series])
             if t.start < stop:  # else the series ends before
-                n_steps = stop - t.start
-                self.arrays[series][:, t.start : stop] = values[:, i, :n_steps]
+                self.arrays[series][:, t.start : stop] = values[:, i, : stop - t.start]
 
 
 def as_ragged(value: Any, name: str) -> Any:
