@@ -115,8 +115,7 @@ class SeriesArray:
         mapped = copy.copy(self)  # shares the array
         mapped.function = function
         mapped.kind = "float"
-        trial = np.zeros((self.F, 1, 1), self.dtype)
-        mapped.dtype = function(trial).dtype
+        mapped.dtype = function(np.zeros((self.F, 1, 1), self.dtype)).dtype
         return mapped
 
     @property
@@ -185,24 +184,15 @@ class SeriesArray:
         # scattered series of a file come in pieces, which _read_groups puts into one copy
         is_rectangle = rows.common_series is not None or self._plain is not None
         if rows.common_start is not None and is_rectangle:
-            return self._read_together(rows, start, stop)
+            block = self._rectangle(rows, start, stop)
+            n_beyond = stop - start - block.shape[2]
+            if n_beyond > 0:  # past the end of the array: the caller masks these steps
+                padding = np.zeros((*block.shape[:2], n_beyond), block.dtype)
+                block = np.concatenate([block, padding], 2)
+            return block.transpose(2, 1, 0)
         if self._plain is not None and self._order is None:
             return self._read_features(self._plain, rows, start, stop)
         return self._read_groups(rows, start, stop)
-
-    def _read_together(
-        self,
-        rows: Segments,
-        start: int,
-        stop: int,
-    ) -> np.ndarray:
-        """Read rows that start together, as one rectangle."""
-        block = self._rectangle(rows, start, stop)
-        n_beyond = stop - start - block.shape[2]
-        if n_beyond > 0:  # past the end of the array: the caller masks these steps
-            padding = np.zeros((*block.shape[:2], n_beyond), block.dtype)
-            block = np.concatenate([block, padding], 2)
-        return block.transpose(2, 1, 0)
 
     def _read_features(
         self,
@@ -234,8 +224,7 @@ class SeriesArray:
         out = out.transpose(back)
         for which, part in rows.groups_by_start:
             block = self._rectangle(part, start, stop)
-            n_steps = block.shape[2]
-            out[:, which, :n_steps] = block
+            out[:, which, : block.shape[2]] = block
         return out.transpose(2, 1, 0)
 
     def _rectangle(
@@ -285,8 +274,9 @@ class SeriesArray:
         for part in groups:
             begin = part.common_start or 0
             steps = slice(begin + start, begin + stop)
-            for series in _slices_of_series(part):
-                views.append(self._plain[:, series, steps])
+            together = part.common_series
+            each = [slice(n, n + 1) for n in part.series] if together is None else [together]
+            views += [self._plain[:, series, steps] for series in each]
         self._map.willneed(*views)
 
 
@@ -347,13 +337,6 @@ def require_int64(values: np.ndarray, name: str) -> None:
         )
 
 
-def _slices_of_series(rows: Segments) -> list[slice]:
-    """Return the series of rows as slices, which give views: one if they are consecutive."""
-    if rows.common_series is not None:
-        return [rows.common_series]
-    return [slice(n, n + 1) for n in rows.series]
-
-
 def _copy_order(strides: tuple[int, ...]) -> tuple[Axes, Axes] | None:
     """Return the orders of axes in which to copy a block before it is transposed, and back.
 
@@ -378,7 +361,7 @@ def find_bounds(arrays: Sequence[SeriesArray], rows: Segments) -> Segments | Non
     None if all steps of all rows are within. Reads little more than one step at each end, and the
     padding.
     """
-    if any(s.kind == "int" or s.dtype.kind == "b" for s in arrays):
+    if any(s.dtype.kind in "iub" for s in arrays):
         return None
     # most often: the first and the last step of each row have some
     if rows.min_length > 0 and all(

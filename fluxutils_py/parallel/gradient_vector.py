@@ -170,7 +170,11 @@ class GradientVector:
             norm = float(torch.linalg.vector_norm(self.values)) if has_part else 0.0
             tail[6] = 0.0 if math.isfinite(norm) else norm
             self.ranks.call_comm(self.ranks.comm.allreduce_, self._host[len(self.params) :])
-        weight, loss, n_live, n_batches, failed, stop, bad_norm, *code = tail.tolist()
+        return self._read_totals(with_vector)
+
+    def _read_totals(self, with_vector: bool) -> Totals:
+        """Return the sums over ranks, after reacting to errors and wishes to stop among them."""
+        weight, loss, n_live, n_batches, failed, stop, bad_norm, *code = self._tail.tolist()
         self.ranks.check_flags(failed, stop, n_batches)
         if with_vector and self._staged and not stop:
             self.values.copy_(self._sum)

@@ -130,7 +130,11 @@ def h5concat(
                 dataset = file.create_virtual_dataset(name, layout)
             else:
                 dataset = allocate(file, name, in_file, dtype, parts[0].axes)
-                _copy_parts(name, parts, places, dataset)
+                for part, place in zip(parts, places, strict=True):
+                    array = h5mmap(part.path, name, part.axes)
+                    copy_into(dataset, array, fnt_axes(part.axes, len(shape)), place)
+                    if isinstance(array, H5Lazy):
+                        array.close()
             _write_attributes(dataset, parts[0], name, feature_names, dst)
         with open_file(paths[0]) as first:
             _copy_attributes(first, file)
@@ -321,14 +325,6 @@ def _refer_to_sources(
         # a fixed region: the file may grow later
         source = h5py.VirtualSource(path, pattern, size)[tuple(map(slice, size))]
         layout[tuple(slice(place[i], place[i] + part.shape[i]) for i in order)] = source
-
-
-def _copy_parts(name: str, parts: list[Part], places: list[Shape], dataset: h5py.Dataset) -> None:
-    for part, place in zip(parts, places, strict=True):
-        array = h5mmap(part.path, name, part.axes)
-        copy_into(dataset, array, fnt_axes(part.axes, dataset.ndim), place)
-        if isinstance(array, H5Lazy):
-            array.close()
 
 
 def _write_attributes(

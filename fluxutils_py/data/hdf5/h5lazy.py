@@ -193,14 +193,12 @@ class H5Lazy(NDArrayOperatorsMixin, DuckArray):
         return dataset
 
     def _read_slices(self, key: tuple[slice, ...]) -> np.ndarray:
-        in_file = tuple(key[i] for i in np.argsort(self._axes))
-        sizes = [s.stop - s.start for s in in_file]
-        out = np.empty(sizes, self.dtype)
-        if out.size:  # HDF5 takes no empty selections
-            self._read_into(out, self._dataset(), in_file)
-        return out.transpose(self._axes)
-
-    def _read_into(self, out: np.ndarray, dataset: h5py.Dataset, source: tuple[slice, ...]) -> None:
+        source = tuple(key[i] for i in np.argsort(self._axes))
+        out = np.empty([s.stop - s.start for s in source], self.dtype)
+        transposed = out.transpose(self._axes)
+        if not out.size:  # HDF5 takes no empty selections
+            return transposed
+        dataset = self._dataset()
         try:
             dataset.read_direct(out, source)
         except (OSError, RuntimeError, TypeError, ValueError) as error:
@@ -212,6 +210,7 @@ class H5Lazy(NDArrayOperatorsMixin, DuckArray):
             ) from error
         if self._virtual:
             self._check_open_file_limit()
+        return transposed
 
     def _check_open_file_limit(self) -> None:
         """Check that HDF5 could open all sources of a virtual dataset that was just read.

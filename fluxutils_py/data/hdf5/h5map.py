@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -197,26 +197,18 @@ class H5Map(np.memmap):
         memory = self._mmap
         if memory is None or WILLNEED is None:
             return
-        starts, stops = self._ranges_of([view for view in views if view.size], len(memory))
-        if starts:
-            for start, stop in _merge_ranges(np.concatenate(starts), np.concatenate(stops)):
-                memory.madvise(WILLNEED, start, stop - start)
-
-    def _ranges_of(
-        self, views: Sequence[np.ndarray], n_bytes: int
-    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Return where the pages of each view start, and its bytes stop, in the map of ``n_bytes``;
-        nothing for views outside it.
-        """
+        # where the pages of each view start, and its bytes stop
         starts: list[np.ndarray] = []
         stops: list[np.ndarray] = []
         for view in views:
             runs, length = _contiguous_ranges(view.shape, view.strides, view.itemsize)
             begins = runs + (_memory_address(view) - self._address)
-            if begins[0] >= 0 and begins[-1] + length <= n_bytes:
+            if view.size and begins[0] >= 0 and begins[-1] + length <= len(memory):
                 starts.append(begins // PAGE * PAGE)
                 stops.append(begins + length)
-        return starts, stops
+        if starts:
+            for start, stop in _merge_ranges(np.concatenate(starts), np.concatenate(stops)):
+                memory.madvise(WILLNEED, start, stop - start)
 
 
 def _memory_address(array: np.ndarray) -> int:
