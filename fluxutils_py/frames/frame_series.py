@@ -75,8 +75,9 @@ def from_frame(
     >>> list(series.to_frame(series.y).columns)
     ['town', 'at', 'load_hat']
     """
-    request = Request(id_col, time_col, _as_names(x, "x"), _as_names(y, "y"), per_series, freq)
-    return _read(df, request)
+    return _read(
+        df, Request(id_col, time_col, _as_names(x, "x"), _as_names(y, "y"), per_series, freq)
+    )
 
 
 def _as_names(columns: Sequence[str] | str | None, argument: str) -> tuple[str, ...]:

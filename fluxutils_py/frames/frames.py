@@ -314,19 +314,13 @@ def _with_type(
         # the values are in UTC
         utc = column.cast(nw.Datetime(dtype.time_unit)).dt.replace_time_zone("UTC")
         return utc.dt.convert_time_zone(zone)
-    if dtype.is_integer() and not _holds(dtype, values):
-        return column.cast(nw.Int64())
+    if dtype.is_integer():
+        bounds = np.iinfo(str(dtype).lower())
+        holds_all = ((values >= bounds.min) & (values <= bounds.max)).all()
+        return column.cast(dtype if holds_all else nw.Int64())
     # polars joins equal types only
     is_category = backend != "pandas" and dtype in (nw.Categorical, nw.Enum)
-    return (
-        column.cast(dtype) if dtype.is_temporal() or dtype.is_integer() or is_category else column
-    )
-
-
-def _holds(dtype: Any, values: np.ndarray) -> bool:
-    """Return whether an integer type of narwhals holds all values."""
-    bounds = np.iinfo(str(dtype).lower())
-    return bool(((values >= bounds.min) & (values <= bounds.max)).all())
+    return column.cast(dtype) if dtype.is_temporal() or is_category else column
 
 
 def _typed_labels(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

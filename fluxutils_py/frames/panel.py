@@ -251,14 +251,25 @@ def read_rows(
     if frame.n_rows == 0:
         raise DataError("df has no rows")
     labels = np.full(frame.n_rows, None) if id_col is None else frame.labels(id_col)
-    ids = sorted_labels(labels)
+    # not a set: labels that cannot be compared keep the order of the rows
+    different = dict.fromkeys(labels)
+    try:
+        ids = np.array(sorted(different), object)
+    except TypeError:  # labels of different types
+        ids = np.array(sorted(different, key=str), object)
     series = series_numbers(labels, ids)
     if time_col is None:
         at, zone = count_within(series), None
         frequency = COUNTED
     else:
         at, zone = frame.times(time_col, zone)
-        frequency = _read_frequency(freq, at, zone, series)
+        is_integer = at.dtype.kind == "i"
+        frequency = freq
+        if freq is None:
+            local = None if is_integer else _numbers(at, zone, True)
+            frequency = infer_frequency(at.astype(np.int64), local, series)
+        elif not isinstance(freq, Frequency):
+            frequency = parse_frequency(freq, is_integer)
         _require_kind(frame, time_col, at, frequency)
     times = _numbers(at, zone, frequency.is_local)
     first = first_times(times, series)
@@ -284,30 +295,10 @@ def missing_values(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return np.full(shape, value, dtype)
 
 
-def sorted_labels(labels: Iterable[Any]) -> np.ndarray:
-    # not a set: labels that cannot be compared keep the order of the rows
-    different = dict.fromkeys(labels)
-    try:
-        ordered = sorted(different)
-    except TypeError:  # labels of different types
-        ordered = sorted(different, key=str)
-    return np.array(ordered, object)
-
-
 def _numbers(at: np.ndarray, zone: str | None, is_local: bool) -> np.ndarray:
     """Return times as integers, or nanoseconds since 1970: in local time if ``is_local``."""
     absolute = at.astype(np.int64)
     return to_local(absolute, zone) if is_local else absolute
-
-
-def _read_frequency(freq: Any, at: np.ndarray, zone: str | None, series: np.ndarray) -> Frequency:
-    if isinstance(freq, Frequency):
-        return freq
-    is_integer = at.dtype.kind == "i"
-    if freq is not None:
-        return parse_frequency(freq, is_integer)
-    local = None if is_integer else _numbers(at, zone, True)
-    return infer_frequency(at.astype(np.int64), local, series)
 
 
 def _require_kind(frame: Frame, column: str, at: np.ndarray, frequency: Frequency) -> None:

@@ -197,7 +197,13 @@ def _read_plain_targets(y: object, inputs: Inputs, schema: Schema) -> Targets:
     native: np.ndarray | LazyArray
     per_series = False
     if inputs.form == "timesteps":
-        native = _native_from_timesteps(array, inputs, name)
+        n_columns = array.shape[1]
+        if n_columns % inputs.N:
+            raise ShapeError(
+                f"{name} has {n_columns} columns, which are not the targets of {inputs.N} series; "
+                f"use timesteps({name})"
+            )
+        native = TimestepsView.from_rows(array, n_columns // inputs.N)
     elif _has_target_per_step(array.shape, inputs, schema):
         native = SamplesView.from_rows(array, array.shape[1] // inputs.T)
     else:
@@ -207,16 +213,6 @@ def _read_plain_targets(y: object, inputs: Inputs, schema: Schema) -> Targets:
         rows = inputs.local_series()
         native = last_step_targets(array, inputs.T, rows.start + rows.length - 1)
     return Targets((SeriesArray(native, name),), per_series, ndim)
-
-
-def _native_from_timesteps(array: np.ndarray, inputs: Inputs, name: str) -> np.ndarray:
-    n_columns = array.shape[1]
-    if n_columns % inputs.N:
-        raise ShapeError(
-            f"{name} has {n_columns} columns, which are not the targets of {inputs.N} series; use "
-            f"timesteps({name})"
-        )
-    return TimestepsView.from_rows(array, n_columns // inputs.N)
 
 
 def _check_rows(array: np.ndarray, n_rows: int, inputs: Inputs, name: str) -> None:
@@ -350,7 +346,11 @@ def _labels_of_rows(y: object, inputs: Inputs, name: str) -> np.ndarray:
     require_list_of_series(y, name)
     rows_are_steps = inputs.form == "timesteps"
     shape = (inputs.T, inputs.N) if rows_are_steps else (inputs.N, inputs.T)
-    labels = _as_label_array(y)
+    labels = np.asarray(y)
+    if labels.dtype.kind == "U" and not hasattr(y, "dtype"):
+        # of a NaN in a list of texts NumPy makes the text "nan"
+        given = np.asarray(y, dtype=object)
+        labels = labels if is_label(given).all() else given
     if labels.ndim == 2 and labels.shape[1] > 1:
         if labels.shape != shape:
             raise ShapeError(
@@ -361,29 +361,13 @@ def _labels_of_rows(y: object, inputs: Inputs, name: str) -> np.ndarray:
         return labels
     # one column is a vector; scikit-learn warns of it
     labels = np.asarray(column_or_1d(labels, warn=True))
-    _require_all_labels(labels, name)
-    _check_rows(labels, shape[0], inputs, name)
-    return labels
-
-
-def _as_label_array(y: object) -> np.ndarray:
-    labels = np.asarray(y)
-    if labels.dtype.kind == "U" and not hasattr(y, "dtype"):
-        # of a NaN in a list of texts NumPy makes the text "nan"
-        given = np.asarray(y, dtype=object)
-        return labels if is_label(given).all() else given
-    return labels
-
-
-def _require_all_labels(labels: np.ndarray, name: str) -> None:
-    """Raise ValueError if a label of a vector is missing or infinite."""
     if labels.dtype.kind != "O":
         assert_all_finite(labels, input_name="y")
-        return
-    present = is_label(labels)
-    if not present.all():
+    elif not (present := is_label(labels)).all():
         row = int(present.argmin())
         raise DataError(
             f"{name} has no label in row {row}: {labels[row]!r}; leave such rows out, or give them "
             "a label and the sample_weight 0. Only labels of steps, (1, N, T), may be missing"
         )
+    _check_rows(labels, shape[0], inputs, name)
+    return labels
