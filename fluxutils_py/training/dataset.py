@@ -71,13 +71,10 @@ class Dataset:
                     set_generator_state(g, self._began[name])
             self._began = {name: get_generator_state(g) for name, g in generators.items()}
             rest = iterate_from(self.data, n)
-        return map(self._as_minibatch, rest)
-
-    def _as_minibatch(self, item: object) -> Minibatch:
-        batch = as_minibatch(item)
-        if batch.kind is None and self.kind is not None:
-            batch = replace(batch, kind=self.kind)
-        return batch
+        return (
+            replace(batch, kind=self.kind if batch.kind is None else batch.kind)
+            for batch in map(as_minibatch, rest)
+        )
 
     def reset(self) -> None:
         """Start again at the first batch: nothing to do, as each pass does."""
@@ -363,7 +360,8 @@ class InMemory:
             )
         self.n = sizes[0]
         self._began: dict[str, Any] | None = None  # generator state at the start of the last pass
-        if not self._per_pass():
+        self._per_pass = n_batches(self.n, self.batchsize, drop_last)
+        if not self._per_pass:
             raise ShapeError(
                 f"{self.n} examples make no batch of {self.batchsize}; set drop_last=False"
             )
@@ -391,13 +389,10 @@ class InMemory:
         settings.setdefault("name", data.name)
         return cls(joined.inputs, joined.labels, **settings)
 
-    def _per_pass(self) -> int:
-        return n_batches(self.n, self.batchsize, self.drop_last)
-
     def __len__(self) -> int:
         if self.infinite:  # the error of len() for what has no length, which a loop expects
             raise TypeError(f"dataset {self.name!r} is infinite: it has no length")
-        return self._per_pass()
+        return self._per_pass
 
     def __iter__(self) -> Iterator[Minibatch]:
         return self.skip(0)
@@ -417,7 +412,7 @@ class InMemory:
         # Lazily: each order is drawn when its pass begins, and an infinite dataset has no end.
         passes = count() if self.infinite else range(1)
         orders = (self._draw_order() for _ in passes)
-        starts = range(0, self._per_pass() * self.batchsize, self.batchsize)
+        starts = range(0, self._per_pass * self.batchsize, self.batchsize)
         cuts = [slice(start, start + self.batchsize) for start in starts]
         return chain.from_iterable(
             (cut if order is None else order[cut] for cut in cuts) for order in orders
@@ -427,10 +422,8 @@ class InMemory:
         if not self.shuffle:
             return None
         if self.replacement:
-            order = self.rng.integers(self.n, size=self.n)
-        else:
-            order = self.rng.permutation(self.n)
-        return torch.from_numpy(order)
+            return torch.from_numpy(self.rng.integers(self.n, size=self.n))
+        return torch.from_numpy(self.rng.permutation(self.n))
 
     def reset(self) -> None:
         """Do nothing: each pass starts at the first batch."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from fluxutils_py.errors import ShapeError
 from fluxutils_py.nn.model_windows import takes_gaps
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.steps.session import InferenceSession
-from fluxutils_py.training.minibatch import to_tensor
+from fluxutils_py.training.minibatch import first_steps, to_tensor
 
 MAX_ACTIVATION_BYTES = 1 << 23  # bytes for the outputs of a model's layers, per window
 SMALL_INPUT = 128  # series times steps up to which the size of the model does not matter
@@ -84,7 +85,8 @@ class Predictor:
         first = next(model.parameters(), torch.empty(0))
         self.dtype = first.dtype
         self.device = first.device
-        self.session = InferenceSession(model, self._sample_inputs, windows.overlap, precision)
+        sample = partial(first_steps, windows, first)
+        self.session = InferenceSession(model, sample, windows.overlap, precision)
         self.session.load(state, self.n_series)  # errors come before the first window
         self._before = state
         self._used = False
@@ -139,7 +141,10 @@ class Predictor:
             first = self._first_needed(start, stop, ends)
             y = self._run(window, first - start)
             if self.keep_state and stop in ends:
-                self._restart(np.flatnonzero(rows.length == 0))
+                # forget what series without any step have been run over
+                empty = np.flatnonzero(rows.length == 0)
+                if len(empty):
+                    self.session.reset(torch.from_numpy(empty).to(self.device))
                 kept = self._merge_states(kept, rows.length < stop)
             if y:
                 yield Prediction(y, series, slice(first, stop))
@@ -155,25 +160,19 @@ class Predictor:
 
     def _run(self, window: Window, n_skipped: int) -> tuple[np.ndarray, ...]:
         """Return the outputs of a window after its first steps; none if all are skipped."""
-        inputs = tuple(self._to_tensor(v) for v in window.x)
+        inputs = tuple(to_tensor(v, self.dtype, self.device) for v in window.x)
         with torch.no_grad():
             self.session.advance(tuple(x[:n_skipped] for x in inputs))
             if n_skipped == len(inputs[0]):
                 return ()
             outs = self.session.run(tuple(x[n_skipped:] for x in inputs))
         gap = None if window.missing_steps is None else window.missing_steps[n_skipped:]
-        return tuple(self._to_array(out, gap) for out in outs)
+        arrays = tuple(out.cpu().numpy() for out in outs)
+        if gap is None:
+            return arrays
+        return tuple(np.where(gap[:, :, None], np.nan, y).astype(y.dtype) for y in arrays)
 
-    def _restart(self, series: np.ndarray) -> None:
-        """Forget what series without any step have been run over."""
-        if len(series):
-            self.session.reset(torch.from_numpy(series).to(self.device))
-
-    def _window_end(
-        self,
-        start: int,
-        ends: list[int],
-    ) -> int:
+    def _window_end(self, start: int, ends: list[int]) -> int:
         """Return the end of the window that begins at ``start``: no later than the next of
         ``ends``.
         """
@@ -193,29 +192,10 @@ class Predictor:
         which = torch.from_numpy(indices).to(self.device)
         if self.session.needs_context:
             kept = _pad_history(kept, now[0].shape[0])
-        merged = []
-        for new, old, dim in zip(now, kept, self.session.batch_dims, strict=True):
-            rows = old.index_select(dim, which)
-            merged.append(new.index_copy(dim, which, rows))
-        return merged
-
-    def _to_array(
-        self,
-        y: Tensor,
-        gap: np.ndarray | None,
-    ) -> np.ndarray:
-        out = y.cpu().numpy()
-        if gap is None:
-            return out
-        with_gaps = np.where(gap[:, :, None], np.nan, out)
-        return with_gaps.astype(out.dtype)
+        states = zip(now, kept, self.session.batch_dims, strict=True)
+        return [new.index_copy(d, which, old.index_select(d, which)) for new, old, d in states]
 
     # -- small matters -----------------------------------------------------------------------------
-
-    def _sample_inputs(self) -> list[Tensor]:
-        rows = self.windows.segments[:4]
-        window = self.windows.cut(rows, 0, min(3, self.n_steps))
-        return [self._to_tensor(v) for v in window.x]
 
     def _window_size(self, model: nn.Module) -> tuple[int, int]:
         """Return the numbers of series and steps of a window."""
@@ -246,9 +226,6 @@ class Predictor:
                 f"shortest has {lengths.min()}"
             )
 
-    def _to_tensor(self, values: np.ndarray) -> Tensor:
-        return to_tensor(values, self.dtype, self.device)
-
 
 def _pad_history(
     inputs: list[Tensor],
@@ -257,9 +234,8 @@ def _pad_history(
     """Return the last ``n`` inputs (n, B, F) of some series, NaN where they have fewer."""
     padded = []
     for x in inputs:
-        n_missing = n - len(x)
-        if n_missing > 0:
-            missing = x.new_full((n_missing, *x.shape[1:]), torch.nan)
+        if len(x) < n:
+            missing = x.new_full((n - len(x), *x.shape[1:]), torch.nan)
             x = torch.cat([missing, x])
         padded.append(x)
     return padded

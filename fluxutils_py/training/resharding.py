@@ -71,18 +71,11 @@ def reshard_rows(
     """
     known = [part for part in states if part]  # ranks without rows saved nothing
     layers = recurrent_layers(model) if known else []
-    return [
-        _state_rows(layer, [part[i] for part in known], rank, size)
-        for i, layer in enumerate(layers)
-    ]
+    of_layers = zip(layers, zip(*known, strict=True), strict=True)
+    return [_state_rows(layer, of_ranks, rank, size) for layer, of_ranks in of_layers]
 
 
-def _state_rows(
-    layer: Recur,
-    states: list[State | None],
-    rank: int,
-    size: int,
-) -> State | None:
+def _state_rows(layer: Recur, states: Sequence[State | None], rank: int, size: int) -> State | None:
     parts = [s for s in states if s is not None]
     whole = layer.joined(parts) if parts else None
     if whole is None:
