@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 from struct import Struct
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -39,14 +39,10 @@ READ = 1 << 16  # steps of a series to read at once
 State = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-class _Dilation(NamedTuple):
-    """The kernels of one dilation: 84, each with as many biases."""
-
-    dilation: int
-    biases_per_kernel: int
+Dilation = tuple[int, int]  # and how many biases each of its 84 kernels has
 
 
-def plan_dilations(length: int, per_kernel: int) -> list[_Dilation]:
+def plan_dilations(length: int, per_kernel: int) -> list[Dilation]:
     """Spread the biases of a kernel over dilations, in equal steps of their logarithm.
 
     The largest dilation is that whose nine taps still fit into ``length`` steps.
@@ -59,7 +55,7 @@ def plan_dilations(length: int, per_kernel: int) -> list[_Dilation]:
     # small dilations get what rounding left over
     for i in range(per_kernel - sum(counts)):
         counts[i % len(counts)] += 1
-    return [_Dilation(d, c) for d, c in zip(values, counts, strict=True)]
+    return list(zip(values, counts, strict=True))
 
 
 def draw_channels(n_kernels: int, n_in: int) -> Tensor:
@@ -100,7 +96,7 @@ class _Kernels(nn.Module):
         self.register_buffer("biases", torch.zeros(n_biases))
         dilations = torch.zeros(MOST_DILATIONS, 2, dtype=torch.int64)
         self.register_buffer("dilations", dilations)
-        self._plan: tuple[tuple[int, int], list[_Dilation]] | None = None
+        self._plan: tuple[tuple[int, int], list[Dilation]] | None = None
         self.set_length(1)
 
     def set_length(self, length: int) -> None:
@@ -110,25 +106,23 @@ class _Kernels(nn.Module):
         self.dilations[: len(plan)] = torch.tensor(plan, dtype=torch.int64)
 
     @property
-    def plan(self) -> list[_Dilation]:
+    def plan(self) -> list[Dilation]:
         """The dilations, read from their buffer, which a state dict may have changed."""
         if self._plan is not None and torch.compiler.is_compiling():
             return self._plan[1]  # a traced buffer has no values
         version = (self.dilations.data_ptr(), version_of(self.dilations))
         if self._plan is None or self._plan[0] != version:
             numbers = self.dilations[self.dilations[:, 0] > 0].tolist()
-            self._plan = version, [_Dilation(*row) for row in numbers]
+            self._plan = version, [(dilation, n) for dilation, n in numbers]
         return self._plan[1]
 
     @property
     def n_past(self) -> int:
         """The number of earlier inputs that the largest dilation needs."""
-        return (TAPS - 1) * self.plan[-1].dilation
+        return (TAPS - 1) * self.plan[-1][0]
 
     def empty_state(self) -> State:
-        biases = self.biases
-        counts = biases.new_zeros(1, 0, len(biases), dtype=torch.float64)
-        return biases.new_zeros(self.n_past, 0, self.n_in), counts[..., :1], counts, counts.clone()
+        return self.first_state(self.biases.new_empty(1, 0, self.n_in))
 
     def first_state(self, x: Tensor) -> State:
         """Return the state before the first step, for the series of ``x`` (S, B, F)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -77,9 +77,8 @@ class _Cell(nn.Module):
         # torch refuses NumPy's integers
         self.n_in = n_in = operator.index(n_in)
         self.n_out = n_out = operator.index(n_out)
-        x_rows = self.x_blocks * n_out
         h_rows = self.h_blocks * n_out
-        self.weight_ih = nn.Parameter(torch.empty(x_rows, n_in))
+        self.weight_ih = nn.Parameter(torch.empty(self.x_blocks * n_out, n_in))
         self.weight_hh = nn.Parameter(torch.empty(h_rows, n_out))
         self.bias = nn.Parameter(torch.empty(h_rows))
         self.reset_parameters()
@@ -322,36 +321,29 @@ class CellStack(nn.Module):
         self.n_states = cells[0].n_states  # all cells are of one class
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        states = []
-        cell: Any
-        for k, cell in enumerate(self.cells):
-            if k > 0:  # between cells only, as in nn.LSTM
-                x = F.dropout(x, self.dropout, self.training)
-            x, after = cell.window(x, self._state_of_cell(state, k))
-            states.append(after)
-        return x, self._stacked(states)
+        return self._run([cell.window for cell in self.cells], x, state)
 
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        """Compute one step (B, n_in) by the cells' formulas, for export."""
+        """Compute one step (B, n_in) by the cells' formulas, for export, which is of a model that
+        does not train.
+        """
+        return self._run(list(self.cells), x, state)
+
+    def _run(self, cells: list[Any], x: Tensor, state: State | None) -> tuple[Tensor, State]:
         states = []
-        # without dropout: what is exported only predicts
-        for k, cell in enumerate(self.cells):
-            x, after = cell(x, self._state_of_cell(state, k))
+        for k, cell in enumerate(cells):
+            if k > 0 and self.training:  # between cells only, as in nn.LSTM
+                x = F.dropout(x, self.dropout)
+            # one tensor has the cells as its first axis, and so has each tensor of a tuple
+            before = state
+            if state is not None:
+                before = state[k] if self.n_states == 1 else tuple(s[k] for s in state)
+            x, after = cell(x, before)
             states.append(after)
-        return x, self._stacked(states)
-
-    def _state_of_cell(self, state: State | None, k: int) -> State | None:
-        if state is None:
-            return None
-        # one tensor has the cells as its first axis, and so has each tensor of a tuple
-        return state[k] if self.n_states == 1 else tuple(s[k] for s in state)
-
-    def _stacked(self, states: list[State]) -> State:
-        """Return the states of the cells as one state with the cells as the first axis."""
         if self.n_states == 1:
-            return torch.stack(cast(list[Tensor], states))  # no tuples then
+            return x, torch.stack(states)
         # from a tuple per cell to a tensor per state
-        return tuple(map(torch.stack, zip(*states, strict=True)))
+        return x, tuple(map(torch.stack, zip(*states, strict=True)))
 
     def empty_state(self) -> tuple[Tensor, ...]:
         first: Any = self.cells[0]

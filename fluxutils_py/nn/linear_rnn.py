@@ -75,8 +75,7 @@ class _GatedRecurrence(nn.Module):
         self.linear = nn.Linear(n_in, self.n_blocks * n_out)
 
     def empty_state(self) -> tuple[Tensor, ...]:
-        weight = self.linear.weight.detach()
-        return (weight.new_zeros(0, self.n_out),)
+        return (self.linear.weight.detach().new_zeros(0, self.n_out),)
 
     def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         check_features(type(self).__name__.lstrip("_"), x, self.n_in)
@@ -328,11 +327,9 @@ class _DiagonalRecurrence(nn.Module):
     def reset_parameters(self) -> None:
         """Draw new parameters from torch's generator, the eigenvalues uniformly from the ring."""
         r_min, r_max, max_phase = self.ring
-        smallest = r_min**2
-        largest = r_max**2
         with torch.no_grad():
             # squared moduli, in which the area of a ring is uniform
-            square = torch.rand(self.n_states) * (largest - smallest) + smallest
+            square = torch.rand(self.n_states) * (r_max**2 - r_min**2) + r_min**2
             square.clamp_(1e-12, 1 - 1e-7)  # so that both logarithms are finite
             self.nu_log.copy_(torch.log(-0.5 * torch.log(square)))
             phase = torch.rand(self.n_states).clamp_min_(1e-6)
@@ -343,18 +340,14 @@ class _DiagonalRecurrence(nn.Module):
         nn.init.normal_(self.weight_skip, std=self.n_in**-0.5)
 
     def empty_state(self) -> tuple[Tensor, ...]:
-        nu_log = self.nu_log.detach()
-        return (nu_log.new_zeros(0, self.n_states, 2),)
+        return (self.nu_log.detach().new_zeros(0, self.n_states, 2),)
 
     def eigenvalues(self) -> Tensor:
         """Return the complex eigenvalues (n_states,), with modulus below 1."""
-        modulus, angle = self._modulus_and_angle()
-        return torch.polar(modulus, angle)
+        return torch.polar(*self._modulus_and_angle())
 
     def _modulus_and_angle(self) -> tuple[Tensor, Tensor]:
-        modulus = torch.exp(-torch.exp(self.nu_log))
-        angle = torch.exp(self.theta_log)
-        return modulus, angle
+        return torch.exp(-torch.exp(self.nu_log)), torch.exp(self.theta_log)
 
     def _scaled_weight_in(self) -> Tensor:
         """Return the weights of the input times gamma, which belongs to both parts of a number."""
@@ -372,14 +365,14 @@ class _DiagonalRecurrence(nn.Module):
         # one product, because products with few columns take longer than one with their columns
         # together
         weight = torch.cat([self._scaled_weight_in(), self.weight_skip])
-        products = F.linear(x, weight)
-        added, skip = products.split([2 * self.n_states, self.n_out], -1)
+        added, skip = F.linear(x, weight).split([2 * self.n_states, self.n_out], -1)
         pairs = added.contiguous().unflatten(-1, (self.n_states, 2))
         start = None
         if state is not None:
             start = torch.view_as_complex(state.contiguous())
-        h_complex = linear_recurrence(self.eigenvalues(), torch.view_as_complex(pairs), start)
-        h = torch.view_as_real(h_complex)
+        h = torch.view_as_real(
+            linear_recurrence(self.eigenvalues(), torch.view_as_complex(pairs), start)
+        )
         skip_rows = skip.flatten(0, 1)
         h_rows = h.flatten(0, 1).flatten(1)
         if self.n_out < FEW_COLUMNS:
@@ -464,10 +457,7 @@ class _DiagonalRecurrence(nn.Module):
         real = modulus * torch.cos(angle)
         imaginary = modulus * torch.sin(angle)
         h_real, h_imaginary = state.unbind(-1)
-        turned = [
-            real * h_real - imaginary * h_imaginary,
-            real * h_imaginary + imaginary * h_real,
-        ]
+        turned = [real * h_real - imaginary * h_imaginary, real * h_imaginary + imaginary * h_real]
         h = torch.stack(turned, -1) + added.unflatten(-1, (self.n_states, 2))
         y = F.linear(h.flatten(-2), self.weight_out) + F.linear(x, self.weight_skip)
         return y, h
@@ -560,9 +550,7 @@ class LRU(Recur):
         trainable_init: bool = False,
     ) -> None:
         set_sizes(self, n_in=n_in, n_out=n_out)
-        if n_states is None:
-            n_states = (self.n_out + 1) // 2
-        set_sizes(self, n_states=n_states)
+        set_sizes(self, n_states=(self.n_out + 1) // 2 if n_states is None else n_states)
         if not 0 <= r_min < r_max <= 1:
             raise ValueError(
                 f"LRU: the ring needs 0 <= r_min < r_max <= 1, got r_min={r_min!r}, r_max={r_max!r}"

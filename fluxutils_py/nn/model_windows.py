@@ -63,10 +63,9 @@ def run_window(model: nn.Module, xs: Tensor | Tensors) -> Outputs:
     -------
     Tensor of shape (S, B, G), or a tuple of such
     """
-    inputs = (xs,) if isinstance(xs, Tensor) else tuple(xs)
-    if takes_windows(model, inputs):
-        return _run_whole(model, inputs)
-    return _run_stepwise(model, inputs)
+    inputs = as_tuple(xs)
+    run = _run_whole if takes_windows(model, inputs) else _run_stepwise
+    return run(model, inputs)
 
 
 def takes_windows(model: nn.Module, xs: Tensors) -> bool:
@@ -108,13 +107,10 @@ def context_steps(model: nn.Module, steps: Tensors) -> Iterator[None]:
     k = steps[0].shape[0]
 
     def prepend(_: nn.Module, xs: Tensors) -> Tensors:
-        pairs = zip(steps, xs, strict=True)
-        return tuple(torch.cat(both) for both in pairs)
+        return tuple(map(torch.cat, zip(steps, xs, strict=True)))
 
     def cut(_: nn.Module, __: Tensors, out: Outputs) -> Outputs:
-        if isinstance(out, Tensor):
-            return out[k:]
-        return tuple(o[k:] for o in out)
+        return out[k:] if isinstance(out, Tensor) else tuple(o[k:] for o in out)
 
     hooks = [model.register_forward_pre_hook(prepend), model.register_forward_hook(cut)]
     try:
@@ -245,16 +241,15 @@ def _different_ways(model: nn.Module, window: torch.Size, whole: Attempt) -> Sha
         "False (single steps)"
     )
     bare_layers = unwrapped_recurrent(model)
+    missing_axes = _describe_missing_axes(window, whole)
     if bare_layers:
         remedy = (
             f"its recurrent layer {bare_layers[0]!r} sits outside Recur, so its state is lost "
             "between calls: build it as Recur(...) and use its output alone (y = self.rnn(x)), or "
             f"{remedy}"
         )
-    else:
-        missing_axes = _describe_missing_axes(window, whole)
-        if missing_axes is not None:
-            remedy = missing_axes
+    elif missing_axes is not None:
+        remedy = missing_axes
     return ShapeError(
         f"the model {type(model).__name__} gives other results for a window (S, B, F) than for its "
         f"steps (B, F): {remedy}"
@@ -359,7 +354,10 @@ def _trial(model: nn.Module, xs: Tensors) -> Iterator[tuple[nn.Module, list[Tens
     rng = torch.random.fork_rng(devices=devices)
     with rng, torch.inference_mode(False), torch.no_grad():
         twin = deep_copy(model).eval()
-        _disturb(twin, generator)
+        # so that zero heads and fresh batch statistics hide no difference
+        for t in [*twin.parameters(), *twin.buffers()]:
+            if t.is_floating_point():
+                t.add_(0.1 * torch.rand(t.shape, generator=generator).to(t))
         # the number of series differs from that of features, to tell axes apart
         n_features = {x.shape[2] for x in xs}
         n_series = next(n for n in itertools.count(4) if n not in n_features)
@@ -375,16 +373,6 @@ def _attempt(run: Run, twin: nn.Module, sample: Tensors) -> Attempt:
         return error
 
 
-def _disturb(model: nn.Module, generator: torch.Generator) -> None:
-    """Change parameters and buffers, so that zero heads and fresh batch statistics hide no
-    difference.
-    """
-    for t in [*model.parameters(), *model.buffers()]:
-        if t.is_floating_point():
-            noise = torch.rand(t.shape, generator=generator)
-            t.add_(0.1 * noise.to(t))
-
-
 def _disturbed_steps(x: Tensor, n_series: int, generator: torch.Generator) -> Tensor:
     """Return a few steps, and as many series, of ``x`` with disturbed values."""
     # where there are fewer, they are repeated: each is disturbed in another way
@@ -397,8 +385,8 @@ def _disturbed_steps(x: Tensor, n_series: int, generator: torch.Generator) -> Te
     return torch.nan_to_num(x) + noise.to(x)
 
 
-def as_tuple(outputs: Outputs) -> tuple[Tensor, ...]:
-    """Return the outputs of a model as a tuple, also if it has only one."""
+def as_tuple(outputs: Tensor | Tensors) -> tuple[Tensor, ...]:
+    """Return the inputs or outputs of a model as a tuple, also if it has only one."""
     return (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
 
 

@@ -206,9 +206,8 @@ def windices(m: object, maxnorm: bool = False) -> list[Tensor]:
     for p in module_of(m).parameters():
         stop = start + p.numel()
         if p.ndim >= 2:  # no bias
-            indices = torch.arange(start, stop)
             units = len(p) if maxnorm else 1
-            indices_of_weights.extend(indices.reshape(units, -1))
+            indices_of_weights.extend(torch.arange(start, stop).reshape(units, -1))
         start = stop
     return indices_of_weights
 
@@ -220,9 +219,7 @@ def net2grad(m: object, dtype: torch.dtype | None = None) -> Tensor:
     ``m`` is a module or an estimator. The vector is a detached copy of shape ``(P,)``. Source:
     ``net2grad`` of FluxUtils.jl.
     """
-    params = module_of(m).parameters()
-    grads = dense_gradients(params)
-    return _flatten(grads, dtype)
+    return _flatten(dense_gradients(module_of(m).parameters()), dtype)
 
 
 def grad2net(m: M, v: object) -> M:
@@ -285,8 +282,7 @@ def _split_vector(
         raise ShapeError(
             f"{caller}: vector has {vector.numel()} values, the model has {n} parameters"
         )
-    parts = vector.detach().split(sizes)
-    pairs = zip(params, parts, strict=True)
+    pairs = zip(params, vector.detach().split(sizes), strict=True)
     return [(p, part.view_as(p)) for p, part in pairs]
 
 

@@ -122,8 +122,7 @@ def loadstates(m: M, s: Sequence[Tensor]) -> M:
     Source: ``loadstates!`` of FluxUtils.jl, which ignores a surplus and writes into the initial
     state.
     """
-    layers = recurrent_layers(m)
-    for layer, part in match_states(layers, s, m):
+    for layer, part in match_states(recurrent_layers(m), s, m):
         assign_state(layer, part)
     return m
 
@@ -146,7 +145,7 @@ def match_states(
     :func:`loadstates`.
     """
     tensors = read_states(s)
-    matched: list[tuple[Recur, list[Tensor]]] = []
+    matched = []
     empty = [layer.empty_state() for layer in layers]
     counts = _tensor_counts(layers, empty, len(tensors))
     start = 0
@@ -176,11 +175,9 @@ def read_states(s: object) -> list[Tensor]:
     for i, v in enumerate(s):
         try:
             # torch reads only the byte order of the machine
-            tensors.append(
-                v.detach()
-                if isinstance(v, Tensor)
-                else torch.tensor(v.astype(v.dtype.newbyteorder("=")))
-            )
+            if not isinstance(v, Tensor):
+                v = torch.tensor(v.astype(v.dtype.newbyteorder("=")))
+            tensors.append(v.detach())
         except (AttributeError, TypeError) as error:
             raise DataError(
                 f"state[{i}] must be a tensor or an array of numbers, got a {type(v).__name__} of "
@@ -221,8 +218,8 @@ def snapshot(m: object) -> list[State | None]:
     """Return the state of each recurrent layer, detached, not copied, for :func:`restore` on the
     same model.
     """
-    layer_states = [r.state for r in recurrent_layers(m)]
-    return [None if s is None else map_state(Tensor.detach, s) for s in layer_states]
+    states = [r.state for r in recurrent_layers(m)]
+    return [None if s is None else map_state(Tensor.detach, s) for s in states]
 
 
 def sensitivities(m: object) -> list[Sensitivity | None]:
@@ -241,12 +238,11 @@ def restore(
     :func:`sensitivities` did; without that, nothing from before the states is learnt from.
     """
     layers = recurrent_layers(m)
-    for r, state in zip(layers, snapshots, strict=True):
+    carried = [None] * len(layers) if carried is None else carried
+    for r, state, sensitivity in zip(layers, snapshots, carried, strict=True):
         r.reset()  # also forgets what the layer keeps besides its state, such as a mark
         r.state = state
-    if carried is not None:
-        for r, sensitivity in zip(layers, carried, strict=True):
-            r.sensitivity = sensitivity
+        r.sensitivity = sensitivity
 
 
 @contextmanager

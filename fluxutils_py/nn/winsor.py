@@ -114,10 +114,7 @@ class WinsorNorm(nn.Module):
             )
         if not x.is_floating_point():
             x = x.to(torch.float32)
-        lower = self.lower.to(x.dtype)
-        upper = self.upper.to(x.dtype)
-        mean = self.mean.to(x.dtype)
-        std = self.std.to(x.dtype)
+        lower, upper, mean, std = (getattr(self, name).to(x.dtype) for name in STATISTICS)
         standard = (x.clamp(lower, upper) - mean) / std
         return standard.masked_fill(x.isnan(), 0)
 
@@ -148,11 +145,8 @@ def winsor_statistics(
     and nine passes.
     """
     lower, upper = _quantiles(*_order_statistics(passes, add_up))
-    moments = _moments(passes, lower, upper)
-    count, mean, squares = merge(*moments)
-    n_free = (count - 1).clamp_min(1)
-    variance = squares / n_free
-    std = variance.sqrt()
+    count, mean, squares = merge(*_moments(passes, lower, upper))
+    std = (squares / (count - 1).clamp_min(1)).sqrt()
     lower = lower[:, 0]
     return (
         lower.clone(),  # views of one tensor, which would keep each other in memory
@@ -174,9 +168,7 @@ def _quantiles(values: Tensor, share: Tensor, n: Tensor) -> tuple[Tensor, Tensor
     low, high = values.view(-1, len(QUANTILES), 2).unbind(2)
     span = high - low
     # from the nearer side, to round as NumPy does
-    from_low = low + span * share
-    from_high = high - span * (1 - share)
-    between = torch.where(share < 0.5, from_low, from_high)
+    between = torch.where(share < 0.5, low + span * share, high - span * (1 - share))
     # where both are the same infinity, the span is NaN
     bounds = torch.where(low == high, low, between)
     bounds = bounds.masked_fill(n[:, None] == 0, 0)
@@ -306,8 +298,7 @@ def _to_keys(x: Tensor) -> Tensor:
 
 def _from_keys(keys: Tensor, dtype: torch.dtype) -> Tensor:
     keys = keys.to(_integer_type(dtype))
-    bits = keys ^ _inverted_bits(keys)
-    return bits.view(dtype)
+    return (keys ^ _inverted_bits(keys)).view(dtype)
 
 
 def _integer_type(dtype: torch.dtype) -> torch.dtype:
@@ -319,8 +310,7 @@ def _inverted_bits(bits: Tensor) -> Tensor:
     ``where``.)
     """
     info = torch.iinfo(bits.dtype)
-    sign = bits >> info.bits - 1
-    return sign & info.max
+    return (bits >> info.bits - 1) & info.max
 
 
 def _blocks(x: Any) -> Iterator[Tensor]:
@@ -329,8 +319,6 @@ def _blocks(x: Any) -> Iterator[Tensor]:
     size = max(1, BLOCK // (F * N))
     for start in range(0, T, size):
         part = x[:, :, start : start + size]
-        if isinstance(part, Tensor):
-            block = part.detach().cpu()
-        else:  # copied, because torch warns of memory that is read-only
-            block = torch.tensor(part)
+        # copied, because torch warns of memory that is read-only
+        block = part.detach().cpu() if isinstance(part, Tensor) else torch.tensor(part)
         yield block.reshape(F, -1)
