@@ -209,7 +209,19 @@ def read_panel(
         df, columns.arguments(), columns.id, columns.time, freq, zone
     )
     values = {columns.target: frame.numbers(columns.target, missing=True)}
-    _warn_future_rows(panel, columns.target, series, steps, values[columns.target])
+    # rows without a value, after the last value of all series
+    times = panel.frequency.add_steps(panel.first[series], steps)
+    known = times[~np.isnan(values[columns.target])]
+    future = times > known.max(initial=np.iinfo(times.dtype).min)
+    if future.any():
+        row = int(future.argmax())
+        warn(
+            f"{int(future.sum())} rows of {len(np.unique(series[future]))} series have no value of "
+            f"{columns.target!r}, and no series has a later one (row {row} of df, series "
+            f"{panel.ids[series[row]]!r} at {panel.time_text(series[row], steps[row])}): forecasts "
+            "begin after them. To forecast these times, leave the rows out, and give covariates "
+            "known ahead as futr_df"
+        )
     for column in (*columns.hist, *columns.futr):
         values[column] = frame.values(column, missing=column not in columns.futr)
     place = panel.offsets[series] + steps
@@ -279,7 +291,17 @@ def read_rows(
     types = {column: frame.dtype(column) for column in (id_col, time_col) if column is not None}
     panel = Panel(ids, first, lengths, {}, {}, frequency, zone, types, frame.backend)
     # before the arrays, which have an element for each empty step too
-    _warn_empty_steps(panel, np.bincount(series))
+    n_rows = np.bincount(series)
+    # as where one is hourly and another daily
+    sparse = np.flatnonzero((n_rows >= FEW_ROWS) & (n_rows < LEAST_FILLED * lengths))
+    if len(sparse):
+        i = sparse[0]
+        warn(
+            f"{len(sparse)} of {panel.n_series} series have rows at few of their steps of "
+            f"freq={frequency.text!r} (series {ids[i]!r} at {n_rows[i]} of {lengths[i]}): all "
+            "other steps count as missing. Take series of different frequency apart, and write "
+            "rows with 0 where no row means 0"
+        )
     return frame, panel, series, grid_steps(frame, time_col or "", panel, series, times)
 
 
@@ -350,41 +372,6 @@ def grid_steps(
             "aggregate them"
         )
     return steps
-
-
-def _warn_empty_steps(panel: Panel, n_rows: np.ndarray) -> None:
-    """Warn of series with a row at few of their steps, as where one is hourly and another daily."""
-    sparse = np.flatnonzero((n_rows >= FEW_ROWS) & (n_rows < LEAST_FILLED * panel.lengths))
-    if len(sparse):
-        i = sparse[0]
-        warn(
-            f"{len(sparse)} of {panel.n_series} series have rows at few of their steps of "
-            f"freq={panel.frequency.text!r} (series {panel.ids[i]!r} at {n_rows[i]} of "
-            f"{panel.lengths[i]}): all other steps count as missing. Take series of different "
-            "frequency apart, and write rows with 0 where no row means 0"
-        )
-
-
-def _warn_future_rows(
-    panel: Panel,
-    target: str,
-    series: np.ndarray,
-    steps: np.ndarray,
-    values: np.ndarray,
-) -> None:
-    """Warn of rows without a value, after the last value of all series."""
-    times = panel.frequency.add_steps(panel.first[series], steps)
-    future = times > times[~np.isnan(values)].max(initial=np.iinfo(times.dtype).min)
-    if not future.any():
-        return
-    row = int(future.argmax())
-    warn(
-        f"{int(future.sum())} rows of {len(np.unique(series[future]))} series have no value of "
-        f"{target!r}, and no series has a later one (row {row} of df, series "
-        f"{panel.ids[series[row]]!r} at {panel.time_text(series[row], steps[row])}): forecasts "
-        "begin after them. To forecast these times, leave the rows out, and give covariates known "
-        "ahead as futr_df"
-    )
 
 
 def _read_static(

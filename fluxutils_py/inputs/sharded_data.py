@@ -89,10 +89,22 @@ class ShardedReader(SeriesReader):
     def targets(self, y: object, inputs: Inputs, schema: Schema) -> Targets:
         """Read the targets of this rank's series, see :func:`read_targets`."""
         if inputs.is_stand_in:
-            form = self._agree_on(None, schema.target_name)
-            return _targets_stand_in(inputs.T, schema.target_name, *form)
+            arrays, per_series, ndim = self._agree_on(None, schema.target_name)
+            stand_ins: list[Any] = [np.zeros((n, 1, inputs.T), dtype) for n, dtype in arrays]
+            if per_series:
+                ((n, dtype),) = arrays  # a matrix or a vector, so that there is just one
+                last = np.zeros(1, int)
+                stand_ins = [last_step_targets(np.zeros((1, n), dtype), inputs.T, last)]
+            series = tuple(SeriesArray(a, schema.target_name) for a in stand_ins)
+            return Targets(series, per_series, ndim)
         targets = read_targets(y, inputs, schema)
-        self._agree_on(_form_of_targets(targets), schema.target_name)
+        facts, arrays = _describe_arrays(targets.series)
+        facts = {
+            "the meaning": f"one target per {'series' if targets.per_series else 'step'}",
+            **facts,
+            "the number of axes": str(targets.ndim),
+        }
+        self._agree_on((facts, (arrays, targets.per_series, targets.ndim)), schema.target_name)
         return targets
 
     def classes(
@@ -199,27 +211,6 @@ def _stand_in(
     inputs = read_inputs(tuple(x) if len(x) > 1 else x[0], schema, name=name)
     known = None if names is None else np.array(names, dtype=object)
     return replace(inputs, names=known, lengths=np.zeros(1, int))
-
-
-def _form_of_targets(targets: Targets) -> Form:
-    facts, arrays = _describe_arrays(targets.series)
-    facts = {
-        "the meaning": f"one target per {'series' if targets.per_series else 'step'}",
-        **facts,
-        "the number of axes": str(targets.ndim),
-    }
-    return facts, (arrays, targets.per_series, targets.ndim)
-
-
-def _targets_stand_in(
-    n_steps: int, name: str, arrays: Arrays, per_series: bool, ndim: int
-) -> Targets:
-    """Return targets of this form for one series."""
-    y: list[Any] = [np.zeros((n, 1, n_steps), dtype) for n, dtype in arrays]
-    if per_series:
-        ((n, dtype),) = arrays  # a matrix or a vector, so that there is just one
-        y = [last_step_targets(np.zeros((1, n), dtype), n_steps, np.zeros(1, int))]
-    return Targets(tuple(SeriesArray(a, name) for a in y), per_series, ndim)
 
 
 def sharded_reader(ranks: RankGroup) -> SeriesReader:

@@ -124,7 +124,16 @@ def read_targets(y: object, inputs: Inputs, schema: Schema) -> Targets:
         targets = _read_native_targets(y, inputs, schema)
     else:
         targets = _read_plain_targets(y, inputs, schema)
-    _require_steps_of_rows(targets, inputs, schema.target_name)
+    n_steps = targets.series[0].T
+    if inputs.form == "rows" and n_steps != inputs.T:
+        raise ShapeError(
+            f"the rows of the matrix {inputs.series[0].name} are series of {inputs.T} "
+            f"step{'s' * (inputs.T > 1)}, but {schema.target_name} has {n_steps} steps; if it is "
+            "of one series or of one feature, add the missing axis: x[:, None] or x[None]; if "
+            "StandardScaler or SimpleImputer made it of samples(x) or timesteps(x), use "
+            "SequenceScaler or SequenceImputer, which keep the steps; if permutation_importance of "
+            "sklearn.inspection did, give samples(x) and samples(y) to fit and to it"
+        )
     check_aligned(inputs.series[0], targets.series[0])
     if schema.kind == "labels" and any(s.F != 1 for s in targets.series):
         raise ShapeError(
@@ -160,20 +169,6 @@ def _read_native_targets(y: object, inputs: Inputs, schema: Schema) -> Targets:
 
 def _encoded(labels: object, schema: Schema) -> object:
     return labels if schema.encode is None else encode_labels(labels, schema.encode)
-
-
-def _require_steps_of_rows(targets: Targets, inputs: Inputs, name: str) -> None:
-    """Raise ShapeError if inputs are a matrix whose rows have fewer steps than the targets."""
-    n_steps = targets.series[0].T
-    if inputs.form == "rows" and n_steps != inputs.T:
-        raise ShapeError(
-            f"the rows of the matrix {inputs.series[0].name} are series of {inputs.T} "
-            f"step{'s' * (inputs.T > 1)}, but {name} has {n_steps} steps; if it is of one series "
-            "or of one feature, add the missing axis: x[:, None] or x[None]; if StandardScaler or "
-            "SimpleImputer made it of samples(x) or timesteps(x), use SequenceScaler or "
-            "SequenceImputer, which keep the steps; if permutation_importance of "
-            "sklearn.inspection did, give samples(x) and samples(y) to fit and to it"
-        )
 
 
 # -- vectors and matrices ------------------------------------------------------------------------
@@ -274,11 +269,8 @@ def _has_target_per_step(shape: tuple[int, int], inputs: Inputs, schema: Schema)
     # steps, as many targets per series are as likely.
     if inputs.form != "native" and (schema.per_series is not None or n_steps > FEW):
         return not schema.per_series
-    raise _ambiguous_targets(shape, n_steps, schema.target_name)
-
-
-def _ambiguous_targets(shape: tuple[int, int], n_steps: int, name: str) -> ShapeError:
-    n_outputs = shape[1] // n_steps
+    name = schema.target_name
+    n_outputs = n_columns // n_steps
     if n_outputs == 1:
         axes = "(N, T)"
         meaning = "a target for each step"
@@ -287,9 +279,9 @@ def _ambiguous_targets(shape: tuple[int, int], n_steps: int, name: str) -> Shape
         axes = f"(N, {n_outputs} * T)"
         meaning = f"{n_outputs} targets for each step"
         remedy = f"give an array, ({n_outputs}, N, T)"
-    return ShapeError(
+    raise ShapeError(
         f"{name} has shape {shape} = {axes} and x has shape (F, N, T): if it is {meaning}, "
-        f"{remedy}, or set target='step'; if it is {shape[1]} targets for each series, set "
+        f"{remedy}, or set target='step'; if it is {n_columns} targets for each series, set "
         "target='series'"
     )
 
