@@ -56,7 +56,10 @@ def atomic_path(path: Any, *, replace: bool = True) -> Iterator[str]:
             if os.path.exists(target):
                 shutil.copymode(target, new)
             os.replace(new, target)
-        flush_folder(target)
+        # the name, too, is then on the disk
+        if os.name == "posix":
+            with contextlib.suppress(OSError):  # some file systems cannot
+                _flush(os.path.dirname(target) or os.curdir, os.O_RDONLY)
 
 
 @contextlib.contextmanager
@@ -156,13 +159,6 @@ def _move_to_free_name(new: str, target: str) -> None:
         if os.path.lexists(target):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target) from error
         os.rename(new, target)
-
-
-def flush_folder(path: str) -> None:
-    """Write the names in the folder of a file to the disk, where the system can."""
-    if os.name == "posix":
-        with contextlib.suppress(OSError):  # some file systems cannot
-            _flush(os.path.dirname(path) or os.curdir, os.O_RDONLY)
 
 
 def _require_replaceable(target: str, shown: str) -> None:

@@ -181,7 +181,7 @@ class SeriesArray:
     ) -> np.ndarray:
         if hasattr(self.array, "read_segments"):  # computes its values: for all rows in one go
             return np.asarray(self.array.read_segments(rows, start, stop))
-        # scattered series of a file come in pieces, which _read_groups puts into one copy
+        # scattered series of a file come in pieces, which are put into one copy
         is_rectangle = rows.common_series is not None or self._plain is not None
         if rows.common_start is not None and is_rectangle:
             block = self._rectangle(rows, start, stop)
@@ -192,7 +192,14 @@ class SeriesArray:
             return block.transpose(2, 1, 0)
         if self._plain is not None and self._order is None:
             return self._read_features(self._plain, rows, start, stop)
-        return self._read_groups(rows, start, stop)
+        # those that start together, such as folds, as one rectangle each
+        there, back = self._order or SERIES_FIRST
+        sizes = self.F, len(rows), stop - start
+        out = np.zeros([sizes[axis] for axis in there], self.dtype).transpose(back)
+        for which, part in rows.groups_by_start:
+            block = self._rectangle(part, start, stop)
+            out[:, which, : block.shape[2]] = block
+        return out.transpose(2, 1, 0)
 
     def _read_features(
         self,
@@ -210,22 +217,6 @@ class SeriesArray:
             table = time_major.reshape(-1, self.F)
             return table.take(steps * self.N + rows.series, axis=0)
         return time_major[steps, rows.series]
-
-    def _read_groups(
-        self,
-        rows: Segments,
-        start: int,
-        stop: int,
-    ) -> np.ndarray:
-        """Read any rows: those that start together, such as folds, as one rectangle each."""
-        there, back = self._order or SERIES_FIRST
-        sizes = self.F, len(rows), stop - start
-        out = np.zeros([sizes[axis] for axis in there], self.dtype)
-        out = out.transpose(back)
-        for which, part in rows.groups_by_start:
-            block = self._rectangle(part, start, stop)
-            out[:, which, : block.shape[2]] = block
-        return out.transpose(2, 1, 0)
 
     def _rectangle(
         self,

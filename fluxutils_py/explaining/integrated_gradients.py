@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -138,9 +138,32 @@ def explain(
     score = Score(model.est.fitted_parts_.codec, past.at - windows[-1].start, output)
     ends = partial(past.ends, read_baselines(model, past, baseline))
     gradients = PathGradients(session, windows, ends, score)
-    integral = integrate_path(gradients, n_points)
-    explained = slice(windows[0].start, windows[-1].stop)
-    explanation = _explanation(model, past, explained, integral, score.name, int(series))
+    integral = gradients.integrate(n_points or FIRST_POINTS)
+    while n_points is None and completeness_error(integral) > TOLERANCE:
+        if integral.n_points >= MOST_POINTS:
+            break
+        integral = gradients.integrate(4 * integral.n_points)
+    attributions = integral.attributions
+    # what the model saw after the step in its window counts only where it had an influence
+    n_steps = past.at + 1 - windows[0].start
+    if not any(a[:, n_steps:].any() for a in attributions):
+        attributions = tuple(np.ascontiguousarray(a[:, :n_steps]) for a in attributions)
+    first = past.first + windows[0].start
+    names = model.feature_names()
+    several = len(attributions) > 1
+    explanation = Explanation(
+        attributions=attributions if several else attributions[0],
+        steps=np.arange(first, first + attributions[0].shape[1]),
+        feature_names=names if several else names[0],
+        value=integral.value,
+        baseline_value=integral.baseline_value,
+        completeness=completeness_error(integral),
+        n_points=integral.n_points,
+        series=int(series) % model.inputs.N,
+        step=past.first + past.at,
+        output=score.name,
+        explained=model.explained,
+    )
     check_explanation(explanation)
     return explanation
 
@@ -260,16 +283,6 @@ def _given_baseline(model: ExplainedModel, given: object, n_features: int) -> np
     return values
 
 
-def integrate_path(gradients: PathGradients, n_points: int | None) -> PathIntegral:
-    """Integrate with this number of points, or with enough of them."""
-    if n_points is not None:
-        return gradients.integrate(n_points)
-    integral = gradients.integrate(FIRST_POINTS)
-    while completeness_error(integral) > TOLERANCE and integral.n_points < MOST_POINTS:
-        integral = gradients.integrate(4 * integral.n_points)
-    return integral
-
-
 def completeness_error(integral: PathIntegral) -> float:
     """Return what the sum of attributions lacks, relative to what they should explain."""
     total = sum(float(a.sum()) for a in integral.attributions)
@@ -277,37 +290,6 @@ def completeness_error(integral: PathIntegral) -> float:
     difference = integral.value - integral.baseline_value
     scale = max(abs(difference), size / 100)
     return abs(total - difference) / scale if scale > 0 else 0.0
-
-
-def _explanation(
-    model: ExplainedModel,
-    past: Past,
-    explained: slice,
-    integral: PathIntegral,
-    output: str,
-    series: int,
-) -> Explanation:
-    attributions = integral.attributions
-    # what the model saw after the step in its window counts only where it had an influence
-    n_steps = past.at + 1 - explained.start
-    if not any(a[:, n_steps:].any() for a in attributions):
-        attributions = tuple(np.ascontiguousarray(a[:, :n_steps]) for a in attributions)
-    first = past.first + explained.start
-    names = model.feature_names()
-    several = len(attributions) > 1
-    return Explanation(
-        attributions=attributions if several else attributions[0],
-        steps=np.arange(first, first + attributions[0].shape[1]),
-        feature_names=names if several else names[0],
-        value=integral.value,
-        baseline_value=integral.baseline_value,
-        completeness=completeness_error(integral),
-        n_points=integral.n_points,
-        series=series % model.inputs.N,
-        step=past.first + past.at,
-        output=output,
-        explained=model.explained,
-    )
 
 
 def check_explanation(e: Explanation) -> None:
@@ -566,10 +548,15 @@ class PathGradients:
         """
         total: tuple[np.ndarray, ...] = ()
         value = baseline_value = 0.0
-        for places, weights in _rules(n_points):
+        # one rule of thousands of points takes minutes to find
+        n_parts = -(-n_points // MOST_ROWS)
+        for i, points in enumerate(np.array_split(np.arange(n_points), n_parts)):
+            nodes, weights = np.polynomial.legendre.leggauss(len(points))
+            # from [-1, 1] to the part of the path
+            places = (i + (nodes + 1) / 2) / n_parts
             # the two ends, of weight 0, tell the scores whose difference is to be explained
             rows = np.concatenate([[1.0, 0.0], places])
-            of_rows = np.concatenate([[0.0, 0.0], weights])
+            of_rows = np.concatenate([[0.0, 0.0], weights / 2 / n_parts])
             attributions, (value, baseline_value, *_) = self._attributions(rows, of_rows)
             if total:
                 attributions = tuple(a + b for a, b in zip(total, attributions, strict=True))
@@ -580,13 +567,25 @@ class PathGradients:
         self, places: np.ndarray, weights: np.ndarray
     ) -> tuple[tuple[np.ndarray, ...], list[float]]:
         """Return the weighted sum of attributions at places of the path, and the scores there."""
-        starts = self._states_at_starts(places)
+        # the states of all layers before each window
+        self.session.load(None, len(places))
+        starts: list[list[State | None]] = [[None for _ in snapshot(self.session.model)]]
+        for window in self.windows[:-1]:
+            with torch.no_grad():
+                self.session.run(_points(self.read(window), places))
+            # copies: a layer may go on in place
+            starts.append(_copies(snapshot(self.session.model)))
         sums: list[Tensors] = []
         carried: list[Tensor | None] = []
         scores: list[float] = []
         for window, start in zip(reversed(self.windows), reversed(starts), strict=True):
             is_last = window == self.windows[-1]
-            leaves = self._load_states(start)
+            # to which gradients go back; none for states of integers
+            leaves = [
+                t.requires_grad_() if t.is_floating_point() else None for t in _tensors(start)
+            ]
+            # a copy of a leaf may be changed in place, a leaf may not
+            restore(self.session.model, _copies(start))
             ends = self.read(window)
             floats, targets = self._run_with_graph(_points(ends, places), is_last)
             if is_last:
@@ -596,7 +595,6 @@ class PathGradients:
             # none where nothing before this window reaches the score
             gradients = _gradients(targets, carried, wanted)
             sums.append(_weigh(ends, gradients[: len(floats)]))
-            # none for states of integers
             of_states = iter(gradients[len(floats) :])
             carried = [None if t is None else next(of_states) for t in leaves]
         reset(self.session.model)
@@ -614,36 +612,6 @@ class PathGradients:
             if is_last:
                 return floats, [self.score(outputs)]
         return floats, _tensors([layer.state for layer in recurrent_layers(self.session.model)])
-
-    def _states_at_starts(self, places: np.ndarray) -> list[list[State | None]]:
-        """Run all windows but the last; return the states of all layers before each window."""
-        self.session.load(None, len(places))
-        starts: list[list[State | None]] = [[None for _ in snapshot(self.session.model)]]
-        for window in self.windows[:-1]:
-            with torch.no_grad():
-                self.session.run(_points(self.read(window), places))
-            # copies: a layer may go on in place
-            starts.append(_copies(snapshot(self.session.model)))
-        return starts
-
-    def _load_states(self, start: list[State | None]) -> list[Tensor | None]:
-        """Start from these states; return their tensors, to which gradients go back, with None
-        for one of integers.
-        """
-        leaves = [t.requires_grad_() if t.is_floating_point() else None for t in _tensors(start)]
-        # a copy of a leaf may be changed in place, a leaf may not
-        restore(self.session.model, _copies(start))
-        return leaves
-
-
-def _rules(n_points: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield the places and the weights of the points in each part of the path."""
-    # one rule of thousands of points takes minutes to find
-    n_parts = -(-n_points // MOST_ROWS)
-    for i, points in enumerate(np.array_split(np.arange(n_points), n_parts)):
-        nodes, weights = np.polynomial.legendre.leggauss(len(points))
-        # from [-1, 1] to the part
-        yield (i + (nodes + 1) / 2) / n_parts, weights / 2 / n_parts
 
 
 def _points(ends: Ends, places: np.ndarray) -> Tensors:

@@ -114,16 +114,14 @@ class LaunchedComm(ABC):
         elif max(sizes) * self.size <= GATHERED_AT_ONCE:
             pickles = self._allgather_bytes(data, max(sizes))
         else:
-            pickles = self._broadcast_bytes(data, sizes)
+            # sent by one rank after the other
+            owners = enumerate(sizes)
+            parts = [_as_tensor(data if r == self.rank else b"", size) for r, size in owners]
+            for root, part in enumerate(parts):
+                self._wait_until(self._start_broadcast(part, root))
+            pickles = [part.numpy().tobytes() for part in parts]
         # bytes behind the end of a pickle are ignored
         return [pickle.loads(content) for content in pickles]
-
-    def _broadcast_bytes(self, data: bytes, sizes: list[int]) -> list[bytes]:
-        """Return the data of all ranks, sent by one rank after the other."""
-        parts = [_as_tensor(data if r == self.rank else b"", size) for r, size in enumerate(sizes)]
-        for root, part in enumerate(parts):
-            self._wait_until(self._start_broadcast(part, root))
-        return [part.numpy().tobytes() for part in parts]
 
     def _allgather_bytes(self, data: bytes, size: int) -> list[bytes]:
         everything = torch.empty(self.size * size, dtype=torch.uint8)
