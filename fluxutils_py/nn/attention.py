@@ -63,7 +63,9 @@ class _WindowedAttention(nn.Module):
         v = torch.cat([past_v, v])
         exists = torch.cat([past_exists, past_exists.new_ones(S, B)])
         attended = self._attend_in_blocks(q, k, v, exists != 0)
-        if S > 1 and _has_nan(attended):
+        # not where gradients are computed, which would be NaN too
+        is_plain = S > 1 and not (torch.is_grad_enabled() or is_transformed())
+        if is_plain and not math.isfinite(attended.sum()):
             # a later step whose weight is 0 makes NaN of a number that is too large; a step by
             # itself does not see it
             seen = [slice(t, t + self.window) for t in range(S)]
@@ -112,11 +114,6 @@ class _WindowedAttention(nn.Module):
         y = F.scaled_dot_product_attention(queries, keys, windows(v), attn_mask=mask)
         y = y.unflatten(0, (n_blocks, B)).permute(0, 3, 1, 2, 4)
         return y.reshape(n_steps, B, H)[:S]
-
-
-def _has_nan(y: Tensor) -> bool:
-    """Whether there is a NaN; not where gradients are computed, which would be NaN too."""
-    return not (torch.is_grad_enabled() or is_transformed() or math.isfinite(y.sum()))
 
 
 def _attention_mask(exists: Tensor, n_past: int) -> Tensor:

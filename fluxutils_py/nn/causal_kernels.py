@@ -146,7 +146,10 @@ class _Kernels(nn.Module):
                 channels = channels[:1]
                 which = torch.zeros_like(which)
             needed = both[self.n_past - (TAPS - 1) * dilation :]
-            sums = self._sums_of_channels(needed, channels)  # (S + 8 dilation, B, kernels)
+            factors = channels.T.to(needed.dtype)
+            sums = needed[..., :1] * factors[0]  # (S + 8 dilation, B, kernels)
+            for f in range(1, self.n_in):
+                sums = sums + needed[..., f : f + 1] * factors[f]
             taps = torch.stack([sums[k * dilation : k * dilation + S] for k in range(TAPS)])
             nine = taps[0]
             for k in range(1, TAPS):
@@ -154,13 +157,6 @@ class _Kernels(nn.Module):
             taps = taps.permute(0, 3, 1, 2)  # (taps, kernels, S, B)
             three = taps[first, which] + taps[second, which] + taps[third, which]
             yield (3 * three).permute(1, 2, 0) - nine[..., which]
-
-    @staticmethod
-    def _sums_of_channels(x: Tensor, channels: Tensor) -> Tensor:
-        total = x[..., :1] * channels[:, 0].to(x.dtype)
-        for f in range(1, x.shape[-1]):
-            total = total + x[..., f : f + 1] * channels[:, f].to(x.dtype)
-        return total
 
     def hits(self, both: Tensor) -> Tensor:
         """Return whether the kernels' outputs exceed their biases, (S, B, biases)."""
@@ -249,13 +245,8 @@ class _Kernels(nn.Module):
         weighted_so_far = weighted + (hits * numbers).cumsum(0)
         y = torch.cat([so_far / numbers, 2 * weighted_so_far / numbers.square()], -1).to(x.dtype)
         # clones, because views would keep the whole window in memory
-        state = (
-            both[len(x) :].clone(),
-            t + len(x),
-            so_far[-1:].clone(),
-            weighted_so_far[-1:].clone(),
-        )
-        return y, state
+        past = both[len(x) :].clone()
+        return y, (past, t + len(x), so_far[-1:].clone(), weighted_so_far[-1:].clone())
 
 
 class CausalKernels(Recur):
@@ -379,6 +370,7 @@ class CausalKernels(Recur):
     def _chosen_outputs(self, x: Any, lengths: list[int]) -> Iterator[Tensor]:
         """Yield outputs (steps, kernels) at some steps of some series."""
         N = len(lengths)
+        n_past = self.module.n_past
         chosen = [i * N // min(N, MOST_SERIES) for i in range(min(N, MOST_SERIES))]
         total = sum(lengths[i] for i in chosen)
         places = torch.arange(total)
@@ -393,18 +385,14 @@ class CausalKernels(Recur):
             before += T
             for start in range(0, T, READ):
                 steps = of_series[(of_series >= start) & (of_series < start + READ)] - start
-                if len(steps):
-                    yield self._outputs_at(x, i, start, min(T, start + READ), steps)
-
-    def _outputs_at(self, x: Any, series: int, start: int, stop: int, steps: Tensor) -> Tensor:
-        n_past = self.module.n_past
-        first = max(0, start - n_past)
-        values = x[:, series : series + 1, first:stop]
-        block = torch.as_tensor(values).detach().to(self.module.biases).permute(2, 1, 0)
-        missing = block.new_zeros(n_past - (start - first), 1, self.n_in)
-        both = torch.cat([missing, block])
-        parts = [outputs[steps, 0] for outputs in self.module.convolve(both)]
-        return torch.cat(parts, 1)
+                if not len(steps):
+                    continue
+                first = max(0, start - n_past)
+                values = torch.as_tensor(x[:, i : i + 1, first : min(T, start + READ)])
+                block = values.detach().to(self.module.biases).permute(2, 1, 0)
+                missing = block.new_zeros(n_past - (start - first), 1, self.n_in)
+                both = torch.cat([missing, block])
+                yield torch.cat([outputs[steps, 0] for outputs in self.module.convolve(both)], 1)
 
     def advance(self, x: Tensor) -> None:
         """Move the state on by a window (S, B, F), as a call does, without computing outputs."""

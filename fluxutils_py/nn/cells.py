@@ -96,12 +96,6 @@ class _Cell(nn.Module):
                 nn.init.orthogonal_(block)
         nn.init.zeros_(self.bias)
 
-    def zero_state(self, x: Tensor) -> State:
-        """Return the state of zeros for an input (B, n_in) or (S, B, n_in)."""
-        # not of the type of x: under autocast, states keep the type of the parameters
-        zeros = self.weight_hh.new_zeros(x.shape[-2], self.n_out)
-        return zeros if self.n_states == 1 else (zeros,) * self.n_states
-
     def empty_state(self) -> tuple[Tensor, ...]:
         """Return the state of a batch of 0, see ``Recur``."""
         return (self.weight_hh.detach().new_zeros(0, self.n_out),) * self.n_states
@@ -110,7 +104,11 @@ class _Cell(nn.Module):
         result = self.by_kernel(x, state)
         if result is not None:
             return result
-        after = self.formula(x, self.zero_state(x) if state is None else state)
+        if state is None:
+            # not of the type of x: under autocast, states keep the type of the parameters
+            zeros = self.weight_hh.new_zeros(x.shape[-2], self.n_out)
+            state = zeros if self.n_states == 1 else (zeros,) * self.n_states
+        after = self.formula(x, state)
         return after if isinstance(after, Tensor) else after[0], after
 
     def window(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:

@@ -153,22 +153,14 @@ class SeqLoss:
         weights = _weight_columns(targets, ws)
         output_loss = self._class_loss if self.classes else self._value_loss
         losses = list(map(output_loss, outs, targets, weights))
-        if len(losses) > 1 and weights[0] is not ws:
-            losses = self._with_common_divisor(losses, targets, weights)
-        return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
-
-    def _with_common_divisor(
-        self,
-        losses: list[Tensor],
-        targets: Sequence[Tensor],
-        weights: Sequence[Tensor | None],
-    ) -> list[Tensor]:
-        """Return losses that are means over the same number, where single outputs are missing."""
-        if self._is_sum:
-            return losses
-        divisors = self._own_divisors(targets, weights)
-        common = sum(divisors) / len(divisors) or 1.0  # 0 if nothing is live
-        return [loss * (n / common) for loss, n in zip(losses, divisors, strict=True)]
+        if len(losses) == 1:
+            return losses[0]
+        # where single outputs are missing, means are over the same number
+        if weights[0] is not ws and not self._is_sum:
+            divisors = self._own_divisors(targets, weights)
+            common = sum(divisors) / len(divisors) or 1.0  # 0 if nothing is live
+            losses = [loss * (n / common) for loss, n in zip(losses, divisors, strict=True)]
+        return torch.stack(losses).sum()
 
     def __repr__(self) -> str:
         return f"seqloss({getattr(self.criterion, '__name__', None) or repr(self.criterion)})"
@@ -260,7 +252,17 @@ class SeqLoss:
 
     def _class_loss(self, out: Tensor, y: Tensor, ws: Tensor | None) -> Tensor:
         n_steps = y.shape[0]
-        out, y = self._class_scores(out, y)
+        # scores (S, B, V) and integer targets (S, B, 1), or probabilities (S, B, V), as rows
+        fits_labels = y.shape[2:] in ((1,), ())
+        targets_fit = y.shape == out.shape if y.is_floating_point() else fits_labels
+        if out.dim() != 3 or out.shape[:2] != y.shape[:2] or not targets_fit:
+            raise ShapeError(
+                f"{self!r} takes scores (S, B, V) and integer targets (S, B, 1) or probabilities "
+                f"(S, B, V); the model gives {tuple(out.shape)} for targets of shape "
+                f"{tuple(y.shape)}, {y.dtype}{_remedy_for_axes(out, y)}"
+            )
+        out = out.flatten(0, 1)
+        y = _as_rows(y)
         criterion = _match_output(self.criterion, out)
         weights = _flat(ws)
         try:
@@ -281,20 +283,6 @@ class SeqLoss:
         total = self._class_share(y, weights).to(each).sum()
         # where nothing is live, the loss is 0, not NaN
         return weighted.sum() / torch.where(total == 0, torch.ones_like(total), total)
-
-    def _class_scores(self, out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return scores (S, B, V) and integer targets (S, B, 1), or probabilities (S, B, V), as
-        rows.
-        """
-        fits_labels = y.shape[2:] in ((1,), ())
-        targets_fit = y.shape == out.shape if y.is_floating_point() else fits_labels
-        if out.dim() != 3 or out.shape[:2] != y.shape[:2] or not targets_fit:
-            raise ShapeError(
-                f"{self!r} takes scores (S, B, V) and integer targets (S, B, 1) or probabilities "
-                f"(S, B, V); the model gives {tuple(out.shape)} for targets of shape "
-                f"{tuple(y.shape)}, {y.dtype}{_remedy_for_axes(out, y)}"
-            )
-        return out.flatten(0, 1), _as_rows(y)
 
     def _class_share(self, y: Tensor, ws: Tensor | None) -> Tensor:
         """Return how much each target counts in a mean."""

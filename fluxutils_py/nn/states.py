@@ -147,7 +147,15 @@ def match_states(
     tensors = read_states(s)
     matched = []
     empty = [layer.empty_state() for layer in layers]
-    counts = _tensor_counts(layers, empty, len(tensors))
+    counts = [len(e or ()) for e in empty]
+    if len(tensors) != sum(counts):  # a custom module had a state
+        counts = list(map(_n_tensors, layers))
+    n, n_known = len(tensors), sum(counts)
+    if n != n_known:
+        raise ShapeError(
+            f"state has {n} tensor{'s' * (n != 1)}, that of the model has {n_known}; a custom "
+            "module without empty_state() tells its state once the model has run on one step"
+        )
     start = 0
     # all are checked before the first is assigned, so that an error changes nothing
     for layer, expected, n in zip(layers, empty, counts, strict=True):
@@ -293,25 +301,6 @@ def _tensors(r: Recur) -> list[Tensor]:
         return list(r.empty_state() or ())
     tensors = (r.state,) if isinstance(r.state, Tensor) else r.state
     return [t.detach().clone() for t in tensors]
-
-
-def _tensor_counts(
-    layers: list[Recur],
-    empty: list[tuple[Tensor, ...] | None],
-    n: int,
-) -> list[int]:
-    """Return how many of ``n`` tensors belong to each layer."""
-    fresh = [len(e or ()) for e in empty]
-    if n == sum(fresh):  # no custom module had a state
-        return fresh
-    counts = list(map(_n_tensors, layers))
-    n_known = sum(counts)
-    if n != n_known:
-        raise ShapeError(
-            f"state has {n} tensor{'s' * (n != 1)}, that of the model has {n_known}; a custom "
-            "module without empty_state() tells its state once the model has run on one step"
-        )
-    return counts
 
 
 def _n_tensors(r: Recur) -> int:

@@ -359,7 +359,15 @@ class Checkpointer:
             "versions": {name: installed_version(name) for name in PACKAGES},
         }
         self.dir.mkdir(parents=True, exist_ok=True)
-        number = self._newest_of_this_run() + 1
+        newest = self.latest()
+        number = 0 if newest is None else save_number(newest)
+        if newest is not None and self._last_number is not None and number > self._last_number:
+            raise FileExistsError(
+                f"{newest} is of another run that saves to this folder too, and this one knew of "
+                f"number {self._last_number}. End the other run, or give this one another folder; "
+                "when started again, this one continues from the newest checkpoint"
+            )
+        number += 1
         # of processes that were killed during a save
         for left in self.dir.glob(".checkpoint-n*.part"):
             remove_leftovers(str(self.dir / left.name[1:].rsplit(".", 2)[0]))
@@ -373,20 +381,6 @@ class Checkpointer:
             old.with_suffix(".json").unlink(missing_ok=True)
             old.unlink(missing_ok=True)
         return path
-
-    def _newest_of_this_run(self) -> int:
-        """Return the number of the newest checkpoint, 0 if there is none; raise FileExistsError if
-        it is newer than what this run restored or saved last.
-        """
-        newest = self.latest()
-        number = 0 if newest is None else save_number(newest)
-        if newest is not None and self._last_number is not None and number > self._last_number:
-            raise FileExistsError(
-                f"{newest} is of another run that saves to this folder too, and this one knew of "
-                f"number {self._last_number}. End the other run, or give this one another folder; "
-                "when started again, this one continues from the newest checkpoint"
-            )
-        return number
 
     def read(
         self, path: str | os.PathLike[str] | None = None, device: Device = "cpu"

@@ -400,23 +400,18 @@ class InMemory:
     def skip(self, n: int) -> Iterator[Minibatch]:
         # To skip within a pass is to repeat its order: the generator goes back to its start.
         self._began = start_epoch_order(self.rng, self._began, n)
-        for chosen in islice(self._batch_indices(), n, None):
-            yield Minibatch(
-                tuple(v[chosen] for v in self.inputs),
-                tuple(v[chosen] for v in self.labels),
-                self.kind,
-            )
-
-    def _batch_indices(self) -> Iterator[Any]:
-        """Return an iterator over the examples of each batch, as indices or a slice."""
         # Lazily: each order is drawn when its pass begins, and an infinite dataset has no end.
         passes = count() if self.infinite else range(1)
         orders = (self._draw_order() for _ in passes)
         starts = range(0, self._per_pass * self.batchsize, self.batchsize)
         cuts = [slice(start, start + self.batchsize) for start in starts]
-        return chain.from_iterable(
-            (cut if order is None else order[cut] for cut in cuts) for order in orders
-        )
+        indices = ((cut if order is None else order[cut] for cut in cuts) for order in orders)
+        for chosen in islice(chain.from_iterable(indices), n, None):
+            yield Minibatch(
+                tuple(v[chosen] for v in self.inputs),
+                tuple(v[chosen] for v in self.labels),
+                self.kind,
+            )
 
     def _draw_order(self) -> Tensor | None:
         if not self.shuffle:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,14 +31,19 @@ def find_nonfinite(
         return ""
     before = snapshot(model)
     carried = sensitivities(model)
+    # the global generators of Python and NumPy, which a user's loss may draw from
+    of_python = random.getstate()
+    of_numpy = np.random.get_state()  # noqa: NPY002  # the generator that old code draws from
     try:
         if states is not None:
             restore(model, states)
         # Compiled code calls no hooks, by which the first module is found.
-        with _kept_generators(), torch.compiler.set_stance("force_eager"):
+        with torch.compiler.set_stance("force_eager"):
             return first_nonfinite(model, lambda: run(batch))
     finally:
         restore(model, before, carried)
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)  # noqa: NPY002  # as above
 
 
 def find_nonfinite_gradient(model: nn.Module) -> str:
@@ -53,15 +57,3 @@ def find_nonfinite_gradient(model: nn.Module) -> str:
         if not is_finite(values):
             return f", in the gradient of parameter {name!r}"
     return ""
-
-
-@contextmanager
-def _kept_generators() -> Iterator[None]:
-    """Restore the global generators of Python and NumPy, which a user's loss may draw from."""
-    of_python = random.getstate()
-    of_numpy = np.random.get_state()  # noqa: NPY002  # the generator that old code draws from
-    try:
-        yield
-    finally:
-        random.setstate(of_python)
-        np.random.set_state(of_numpy)  # noqa: NPY002  # as above
