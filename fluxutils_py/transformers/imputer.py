@@ -9,7 +9,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from fluxutils_py.data import LazyArray, SeriesArray
+from fluxutils_py.data import LazyArray
 from fluxutils_py.data.arrays import read_block
 from fluxutils_py.data.filling import forward_fill, last_values
 from fluxutils_py.data.indexing import Index
@@ -95,12 +95,7 @@ class SequenceImputer(SequenceTransformer):
         self.strategy = strategy
         self.fill_value = fill_value
 
-    def _compute_statistics(
-        self,
-        series: SeriesArray,
-        inputs: Inputs,
-        pool: SeriesReader,
-    ) -> dict[str, Any]:
+    def _compute_statistics(self, inputs: Inputs, pool: SeriesReader) -> dict[str, Any]:
         if self.strategy not in STRATEGIES:
             raise ValueError(f"strategy must be one of {STRATEGIES}, got {self.strategy!r}")
         if self.strategy in STRATEGIES[2:] and inputs.form == "rows":
@@ -116,9 +111,9 @@ class SequenceImputer(SequenceTransformer):
             )
         if value is not None or self.strategy == "constant":
             filled = np.asarray(0.0 if value is None else value, float)
-            return {"statistics_": np.array(np.broadcast_to(filled, series.F))}
+            return {"statistics_": np.array(np.broadcast_to(filled, inputs.series[0].F))}
         # for all others too: series may begin with missing values
-        return {"statistics_": self._read_moments(series, inputs, pool).mean}
+        return {"statistics_": self._read_moments(inputs, pool).mean}
 
     def as_module(self) -> Fill | ForwardFill:
         if self.strategy == "ffill":

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fluxutils_py.data import LazyArray, SeriesArray
+from fluxutils_py.data import LazyArray
 from fluxutils_py.data.arrays import read_block
 from fluxutils_py.data.indexing import Index
 from fluxutils_py.exporting.steps import InitialState
@@ -97,13 +97,8 @@ class SequenceFeatures(SequenceTransformer):
         """F, the number of features of each step in ``fit``."""
         return int(self._layout.features)
 
-    def _compute_statistics(
-        self,
-        series: SeriesArray,
-        inputs: Inputs,
-        pool: SeriesReader,
-    ) -> dict[str, Any]:
-        n_out = PastFeatures(series.F, *self._settings()).n_out
+    def _compute_statistics(self, inputs: Inputs, pool: SeriesReader) -> dict[str, Any]:
+        n_out = PastFeatures(inputs.series[0].F, *self._settings()).n_out
         if not n_out:
             raise ValueError(
                 "SequenceFeatures gives no features: set lags, exponential_means, rolling or "

@@ -144,8 +144,8 @@ class SequenceTransformer(
                 texts |= describe(parameter, value)
             ranks.require_equal(texts)  # at once: others may have other parameters
             pool = sharded_reader(ranks)
-            inputs, series = self._read_series(x, None, pool)
-            statistics = self._compute_statistics(series, inputs, pool, *sample_weight)
+            inputs = self._read_series(x, None, pool)
+            statistics = self._compute_statistics(inputs, pool, *sample_weight)
         # all that may fail comes first: an error changes nothing
         self.__dict__.update(statistics)
         self.n_features_in_ = inputs.columns
@@ -194,11 +194,8 @@ class SequenceTransformer(
         return fitted.transform(x)
 
     def _read_series(
-        self,
-        x: object,
-        layout: InputLayout | None,
-        pool: SeriesReader | None = None,
-    ) -> tuple[Inputs, SeriesArray]:
+        self, x: object, layout: InputLayout | None, pool: SeriesReader | None = None
+    ) -> Inputs:
         """Read an input of any form that is one array, with the fitted layout if there is one.
 
         Raises
@@ -215,12 +212,12 @@ class SequenceTransformer(
                 f"{name} takes one array of shape (F, N, T), got a tuple of {len(inputs.series)}; "
                 "give each a separate transformer"
             )
-        return inputs, inputs.series[0]
+        return inputs
 
     def _apply_to_blocks(self, x: object, function: FeatureModule, layout: InputLayout) -> Any:
         """Apply a function of blocks to an input of any form."""
-        inputs, series = self._read_series(x, layout)
-        source = series
+        inputs = self._read_series(x, layout)
+        source = series = inputs.series[0]
         rows = inputs.local_series()
         if isinstance(x, SequenceView):  # before and after its steps there may be others
             source = SeriesArray(x.array, "x")
@@ -249,21 +246,12 @@ class SequenceTransformer(
         """
         raise NotImplementedError
 
-    def _compute_statistics(
-        self,
-        series: SeriesArray,
-        inputs: Inputs,
-        pool: SeriesReader,
-    ) -> dict[str, Any]:
+    def _compute_statistics(self, inputs: Inputs, pool: SeriesReader) -> dict[str, Any]:
         """Compute the attributes that a fit sets."""
         raise NotImplementedError
 
     def _read_moments(
-        self,
-        series: SeriesArray,
-        inputs: Inputs,
-        pool: SeriesReader,
-        weight: SampleWeight | None = None,
+        self, inputs: Inputs, pool: SeriesReader, weight: SampleWeight | None = None
     ) -> Moments:
         """Return the moments of the values of all ranks; of more than MOST_VALUES, of about as
         many, in blocks all over series and time.
@@ -273,6 +261,7 @@ class SequenceTransformer(
         DataError
             If a value is infinite.
         """
+        (series,) = inputs.series
 
         def blocks() -> Iterator[WeightedBlock]:
             for n, t, block in read_blocks(series, inputs, -(-n_values // MOST_VALUES)):

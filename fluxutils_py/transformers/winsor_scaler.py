@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fluxutils_py.data import SeriesArray
 from fluxutils_py.inputs.inputs import Inputs
 from fluxutils_py.inputs.moments import FeatureModule, Moments, float_type
 from fluxutils_py.inputs.targets import SeriesReader
@@ -58,12 +57,8 @@ class WinsorScaler(SequenceTransformer):
     mean_: np.ndarray
     scale_: np.ndarray
 
-    def _compute_statistics(
-        self,
-        series: SeriesArray,
-        inputs: Inputs,
-        pool: SeriesReader,
-    ) -> dict[str, Any]:
+    def _compute_statistics(self, inputs: Inputs, pool: SeriesReader) -> dict[str, Any]:
+        (series,) = inputs.series
         dtype = float_type(series.dtype)  # float32 needs fewer passes than float64
 
         def read_pass() -> Iterator[Tensor]:
