@@ -206,7 +206,15 @@ class SequenceWindows:
         arrays = self.x if self.one_target else (*self.x, *self.y)
         if all(s.in_memory for s in arrays) and any(id(s) not in self._checked for s in arrays):
             # some value is not finite: cutting raises unless it is where it may be
-            spans = self._spanning_rows()
+            # one row per series, from the first to the last of its steps that is in any row
+            _, n_series, n_steps = self.x[0].shape
+            rows = self.of_rank(self.segments)
+            starts = np.full(n_series, n_steps)
+            stops = np.zeros(n_series, int)
+            np.minimum.at(starts, rows.series, rows.start)
+            np.maximum.at(stops, rows.series, rows.stop)
+            starts = np.minimum(starts, stops)  # a series without rows has no steps
+            spans = Segments.from_lengths(n_series, n_steps, stops - starts, starts)
             for series, steps in block_slices(self.x[0].N, spans.max_length, self.x[0].F):
                 self.cut(spans[series], steps.start, steps.stop)
 
@@ -322,17 +330,6 @@ class SequenceWindows:
             for begin, end, has_loss in ((0, burn, False), (burn, length, True))
             for start in range(begin, end, self.seqsize)
         ]
-
-    def _spanning_rows(self) -> Segments:
-        """Return one row per series, from the first to the last of its steps that is in any row."""
-        _, n_series, n_steps = self.x[0].shape
-        rows = self.of_rank(self.segments)
-        starts = np.full(n_series, n_steps)
-        stops = np.zeros(n_series, int)
-        np.minimum.at(starts, rows.series, rows.start)
-        np.maximum.at(stops, rows.series, rows.stop)
-        starts = np.minimum(starts, stops)  # a series without rows has no steps
-        return Segments.from_lengths(n_series, n_steps, stops - starts, starts)
 
     # -- what is in a window -----------------------------------------------------------------------
 

@@ -250,7 +250,17 @@ def read_inputs(
         x, name, "(F, N, T), samples(x) or timesteps(x) of one, or a matrix with one row per sample"
     )
     if isinstance(x, SequenceView):
-        inputs = _read_view(x, name)
+        if len(x) == 0:
+            raise ValueError(  # in the words of scikit-learn
+                f"Found array with 0 sample(s) (shape={x.shape}) while a minimum of 1 is required."
+            )
+        inputs = Inputs(
+            series=(SeriesArray(x.native, name),),
+            form="timesteps" if isinstance(x, TimestepsView) else "samples",
+            columns=x.shape[1],
+            names=_as_names(x.feature_names),
+            view=x,
+        )
     elif is_native(x):
         inputs = _read_native(x, name)
     else:
@@ -441,20 +451,6 @@ def _describe_layouts(a: SeriesArray, of_a: str, b: SeriesArray, of_b: str) -> s
 
 
 # -- views and matrices --------------------------------------------------------------------------
-
-
-def _read_view(view: SequenceView, name: str) -> Inputs:
-    if len(view) == 0:
-        raise ValueError(  # in the words of scikit-learn
-            f"Found array with 0 sample(s) (shape={view.shape}) while a minimum of 1 is required."
-        )
-    return Inputs(
-        series=(SeriesArray(view.native, name),),
-        form="timesteps" if isinstance(view, TimestepsView) else "samples",
-        columns=view.shape[1],
-        names=_as_names(view.feature_names),
-        view=view,
-    )
 
 
 def _read_rows(x: object, schema: Schema, name: str) -> Inputs:
@@ -670,8 +666,18 @@ def read_weight(w: object, inputs: Inputs, *, beside_lengths: bool = False) -> S
         return _read_weights_of_list(w, inputs)
     reject_masked(check_source(w, "sample_weight"), "sample_weight", fill="0")
     weights = _as_weights(to_numpy(w), inputs)
-    if inputs.form == "timesteps":
-        weights = _weights_of_rows_of_steps(weights, inputs)
+    if inputs.form == "timesteps":  # of its rows, which are steps
+        shape = tuple(weights.shape)
+        if shape == (inputs.T,):  # a step counts the same in all series
+            weights = np.broadcast_to(np.asarray(weights), (inputs.N, inputs.T))
+        elif shape == (inputs.T, inputs.N):
+            weights = np.asarray(weights).T
+        elif shape != (1, inputs.N, inputs.T):
+            raise ShapeError(
+                f"sample_weight has shape {shape}; expected ({inputs.T},), ({inputs.T}, "
+                f"{inputs.N}) or (1, {inputs.N}, {inputs.T}) for {inputs.T} time steps of "
+                f"{inputs.N} series"
+            )
     _refuse_lengths(weights, inputs, beside_lengths)
     return SampleWeight(weights, inputs.N, inputs.T)
 
@@ -723,23 +729,6 @@ def _as_weights(w: Any, inputs: Inputs) -> Any:
             raise DataError("sample_weight is zero for all samples: there is nothing to learn from")
     is_array = hasattr(w, "shape") and not hasattr(w, "iloc")  # not a column of a data frame
     return w if is_array else np.asarray(w)
-
-
-def _weights_of_rows_of_steps(w: Any, inputs: Inputs) -> Any:
-    """Return weights of the rows of ``timesteps(x)``, which are steps, as weights of steps of
-    series.
-    """
-    if w.shape == (inputs.T,):  # a step counts the same in all series
-        return np.broadcast_to(np.asarray(w), (inputs.N, inputs.T))
-    if w.shape == (inputs.T, inputs.N):
-        return np.asarray(w).T
-    if w.shape != (1, inputs.N, inputs.T):
-        raise ShapeError(
-            f"sample_weight has shape {tuple(w.shape)}; expected ({inputs.T},), ({inputs.T}, "
-            f"{inputs.N}) or (1, {inputs.N}, {inputs.T}) for {inputs.T} time steps of "
-            f"{inputs.N} series"
-        )
-    return w
 
 
 def _read_weights_of_list(w: list[Any], inputs: Inputs) -> SampleWeight:

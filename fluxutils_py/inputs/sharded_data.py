@@ -61,7 +61,16 @@ class ShardedReader(SeriesReader):
                     f"sharded=True divides series over ranks: give {name} as an array (F, N, T), "
                     "as a list of series (F, T_i), or as samples(x) of one"
                 )
-            form = _form_of_inputs(inputs)
+            facts, arrays = _describe_arrays(inputs.series)
+            # plain texts, which any communicator can send
+            names = None if inputs.names is None else tuple(map(str, inputs.names))
+            kind = "samples(x)" if inputs.form == "samples" else "an array"
+            facts = {
+                "the form": "a list of series" if inputs.is_list else kind,
+                **facts,
+                "the names of features": "none" if names is None else ", ".join(names),
+            }
+            form = facts, (inputs.form, inputs.is_list, arrays, names)
         agreed = self._agree_on(form, name)
         if inputs is None:
             inputs = _stand_in(schema, name, *agreed)
@@ -177,19 +186,6 @@ def _describe_arrays(series: Iterable[SeriesArray]) -> tuple[dict[str, str], Arr
         "the dtype": ", ".join(str(dtype) for _, dtype in arrays),
     }
     return facts, arrays
-
-
-def _form_of_inputs(inputs: Inputs) -> Form:
-    facts, arrays = _describe_arrays(inputs.series)
-    # plain texts, which any communicator can send
-    names = None if inputs.names is None else tuple(map(str, inputs.names))
-    form = "samples(x)" if inputs.form == "samples" else "an array"
-    facts = {
-        "the form": "a list of series" if inputs.is_list else form,
-        **facts,
-        "the names of features": "none" if names is None else ", ".join(names),
-    }
-    return facts, (inputs.form, inputs.is_list, arrays, names)
 
 
 def _stand_in(

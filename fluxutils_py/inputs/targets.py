@@ -119,7 +119,13 @@ def read_targets(y: object, inputs: Inputs, schema: Schema) -> Targets:
         "(G, N, T), samples(y) or timesteps(y) of one, or a vector or matrix with the rows of x",
     )
     if isinstance(y, SequenceView):
-        targets = _read_view_of_targets(y, inputs, schema)
+        form = "timesteps" if isinstance(y, TimestepsView) else "samples"
+        if inputs.form in ("samples", "timesteps") and inputs.form != form:
+            raise ShapeError(
+                f"x is {inputs.form}(...) and y is {form}(...); both must be split alike"
+            )
+        series = SeriesArray(_encoded(y.native, schema), schema.target_name)
+        targets = Targets((series,), per_series=False, ndim=2)
     elif is_native(y):
         targets = _read_native_targets(y, inputs, schema)
     else:
@@ -142,14 +148,6 @@ def read_targets(y: object, inputs: Inputs, schema: Schema) -> Targets:
             "and ones to Estimator(loss=nn.BCEWithLogitsLoss()), whose outputs are log-odds"
         )
     return targets
-
-
-def _read_view_of_targets(y: SequenceView, inputs: Inputs, schema: Schema) -> Targets:
-    form = "timesteps" if isinstance(y, TimestepsView) else "samples"
-    if inputs.form in ("samples", "timesteps") and inputs.form != form:
-        raise ShapeError(f"x is {inputs.form}(...) and y is {form}(...); both must be split alike")
-    series = SeriesArray(_encoded(y.native, schema), schema.target_name)
-    return Targets((series,), per_series=False, ndim=2)
 
 
 def _read_native_targets(y: object, inputs: Inputs, schema: Schema) -> Targets:

@@ -135,7 +135,14 @@ def h5concat(
                     copy_into(dataset, array, fnt_axes(part.axes, len(shape)), place)
                     if isinstance(array, H5Lazy):
                         array.close()
-            _write_attributes(dataset, parts[0], name, feature_names, dst)
+            with open_file(paths[0]) as first:
+                _copy_attributes(first[name], dataset)
+            if parts[0].axes is not None:
+                dataset.attrs["axes"] = parts[0].axes
+            # those of the first file may be other features than those of the result
+            dataset.attrs.pop("feature_names", None)
+            if feature_names is not None:
+                write_names(dataset, feature_names, describe(dst, name))
         with open_file(paths[0]) as first:
             _copy_attributes(first, file)
         for name, path in copied.items():
@@ -325,19 +332,6 @@ def _refer_to_sources(
         # a fixed region: the file may grow later
         source = h5py.VirtualSource(path, pattern, size)[tuple(map(slice, size))]
         layout[tuple(slice(place[i], place[i] + part.shape[i]) for i in order)] = source
-
-
-def _write_attributes(
-    dataset: h5py.Dataset, first: Part, name: str, feature_names: Names | None, dst: str
-) -> None:
-    with open_file(first.path) as file:
-        _copy_attributes(file[name], dataset)
-    if first.axes is not None:
-        dataset.attrs["axes"] = first.axes
-    # those of the first file may be other features than those of the result
-    dataset.attrs.pop("feature_names", None)
-    if feature_names is not None:
-        write_names(dataset, feature_names, describe(dst, name))
 
 
 def _copy_attributes(source: h5py.Dataset | h5py.File, target: h5py.Dataset | h5py.File) -> None:

@@ -208,16 +208,10 @@ class H5Lazy(NDArrayOperatorsMixin, DuckArray):
                 f"{describe(self.path, self.name)} cannot be read at {source} ({error}); check the "
                 "file and its sources, or write it again"
             ) from error
-        if self._virtual:
-            self._check_open_file_limit()
-        return transposed
-
-    def _check_open_file_limit(self) -> None:
-        """Check that HDF5 could open all sources of a virtual dataset that was just read.
-
-        It keeps the sources open: if one more file can be opened, none was left out. Sources beyond
-        as many files as this process may open are taken for missing.
-        """
+        if not self._virtual:
+            return transposed
+        # HDF5 keeps the sources open: if one more file can be opened, none was left out. Sources
+        # beyond as many files as this process may open are taken for missing.
         try:
             os.close(os.open(os.devnull, os.O_RDONLY))
         except OSError as error:
@@ -228,3 +222,4 @@ class H5Lazy(NDArrayOperatorsMixin, DuckArray):
                 f"than this process may have ({error.strerror}); raise the limit, as with `ulimit "
                 "-n 65536`, or copy it with h5concat(..., virtual=False)"
             ) from error
+        return transposed

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import mmap
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -206,9 +205,17 @@ class H5Map(np.memmap):
             if view.size and begins[0] >= 0 and begins[-1] + length <= len(memory):
                 starts.append(begins // PAGE * PAGE)
                 stops.append(begins + length)
-        if starts:
-            for start, stop in _merge_ranges(np.concatenate(starts), np.concatenate(stops)):
-                memory.madvise(WILLNEED, start, stop - start)
+        if not starts:
+            return
+        firsts = np.concatenate(starts)
+        order = np.argsort(firsts, kind="stable")
+        firsts = firsts[order]
+        ends = np.maximum.accumulate(np.concatenate(stops)[order])
+        # a range that begins after all before it have ended begins a new one
+        news = np.flatnonzero(np.r_[True, firsts[1:] > ends[:-1]])
+        lengths = ends[np.r_[news[1:] - 1, -1]] - firsts[news]
+        for first, n_bytes in zip(firsts[news].tolist(), lengths.tolist(), strict=True):
+            memory.madvise(WILLNEED, first, n_bytes)
 
 
 def _memory_address(array: np.ndarray) -> int:
@@ -239,15 +246,3 @@ def _contiguous_ranges(shape: Shape, strides: Shape, itemsize: int) -> tuple[np.
     for steps in outer:
         runs = (steps[:, None] + runs).ravel()
     return runs, length
-
-
-def _merge_ranges(starts: np.ndarray, stops: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Drop ranges that others cover."""
-    order = np.argsort(starts, kind="stable")
-    starts = starts[order]
-    stops = np.maximum.accumulate(stops[order])
-    # a range that begins after all before it have ended begins a new one
-    begins = np.flatnonzero(np.r_[True, starts[1:] > stops[:-1]])
-    starts = starts[begins]
-    stops = stops[np.r_[begins[1:] - 1, -1]]
-    return zip(starts.tolist(), stops.tolist(), strict=True)
