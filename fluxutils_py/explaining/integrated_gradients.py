@@ -170,16 +170,16 @@ def explain(
 
 def _windows(model: ExplainedModel, past: Past, session: InferenceSession) -> list[slice]:
     """Return the steps of the windows to run, the explained step in the last one."""
-    if session.mode != "windows":
+    if session.mode == "windows":
+        # the model may see later steps of a window: the same windows as in predict
+        size = min(past.windows.seqsize, past.n_steps)
+        start = past.at // size * size
+        stop = min(start + size, past.n_steps)
+        if session.needs_context:
+            return [slice(max(0, start - session.overlap), stop)]
+    else:
         size = window_size(model.model, sum(s.F for s in past.windows.x))
         stop = past.at + 1
-        return [slice(a, min(a + size, stop)) for a in range(0, stop, size)]
-    # the model may see later steps of a window: the same windows as in predict
-    size = min(past.windows.seqsize, past.n_steps)
-    start = past.at // size * size
-    stop = min(start + size, past.n_steps)
-    if session.needs_context:
-        return [slice(max(0, start - session.overlap), stop)]
     return [slice(a, min(a + size, stop)) for a in range(0, stop, size)]
 
 

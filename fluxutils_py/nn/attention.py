@@ -110,23 +110,15 @@ class _WindowedAttention(nn.Module):
         queries = _rotate_pairs(queries, cos[n_past:], sin[n_past:])
         keys = _rotate_pairs(windows(k), cos, sin)
         exists = exists.unfold(0, n_keys, size).flatten(0, 1)  # (n_blocks * B, n_keys)
-        mask = _attention_mask(exists, n_past)
+        # which keys each query sees, if they exist: itself and the n_past keys before it
+        steps = torch.arange(n_keys, device=exists.device)
+        ahead = steps - steps[n_past:, None]  # (size, n_keys), from query to key
+        in_reach = (ahead <= 0) & (ahead >= -n_past)
+        # padded queries see themselves: a softmax over nothing would make outputs and gradients NaN
+        mask = (in_reach & exists[:, None] | (ahead == 0))[:, None]  # (rows, 1, size, n_keys)
         y = F.scaled_dot_product_attention(queries, keys, windows(v), attn_mask=mask)
         y = y.unflatten(0, (n_blocks, B)).permute(0, 3, 1, 2, 4)
         return y.reshape(n_steps, B, H)[:S]
-
-
-def _attention_mask(exists: Tensor, n_past: int) -> Tensor:
-    """Return which keys each query sees (n_rows, 1, size, n_keys): itself and the ``n_past`` keys
-    before it, if they exist (n_rows, n_keys).
-    """
-    _, n_keys = exists.shape
-    steps = torch.arange(n_keys, device=exists.device)
-    ahead = steps - steps[n_past:, None]  # (size, n_keys), from query to key
-    in_reach = (ahead <= 0) & (ahead >= -n_past)
-    # padded queries see themselves: a softmax over nothing would make outputs and gradients NaN
-    mask = in_reach & exists[:, None] | (ahead == 0)
-    return mask[:, None]
 
 
 @functools.lru_cache(maxsize=64)

@@ -170,29 +170,28 @@ class _Kernels(nn.Module):
         return torch.cat(parts, 2)
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        ys: list[Tensor] = []
+        state = self.advance(x, state, ys)
+        return torch.cat(ys) if len(ys) > 1 else ys[0], state
+
+    def advance(self, x: Tensor, state: State | None, ys: list[Tensor] | None = None) -> State:
+        """Return the state after the steps of ``x`` (S, B, F); add outputs to ``ys``, if given, and
+        else compute none.
+        """
         check_features("CausalKernels", x, self.n_in)
-        ys = []
         with torch.no_grad():  # a step function has no gradient
             state = state or self.first_state(x)
             library = self._library(x, state)
             if library is not None:
-                y = x.new_empty(*x.shape[:2], 2 * len(self.biases))
-                return y, self._native(library, x, state, y)
+                y = None
+                if ys is not None:
+                    y = x.new_empty(*x.shape[:2], 2 * len(self.biases))
+                    ys.append(y)
+                return self._native(library, x, state, y)
             for block in self._blocks(x):
                 y, state = self._pool_each_step(block, state)
-                ys.append(y)
-        return torch.cat(ys), state
-
-    def advance(self, x: Tensor, state: State | None) -> State:
-        """Return the state after the steps of ``x`` (S, B, F), without computing outputs."""
-        check_features("CausalKernels", x, self.n_in)
-        with torch.no_grad():
-            state = state or self.first_state(x)
-            library = self._library(x, state)
-            if library is not None:
-                return self._native(library, x, state, None)
-            for block in self._blocks(x):
-                _, state = self._pool_each_step(block, state)
+                if ys is not None:
+                    ys.append(y)
         return state
 
     def _library(self, x: Tensor, state: State) -> Library | None:

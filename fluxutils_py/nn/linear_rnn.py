@@ -141,29 +141,26 @@ class _GatedRecurrence(nn.Module):
     ) -> Sensitivity:
         linear = self.linear
         sums = F.linear(x, linear.weight, linear.bias)
-        slopes, product = self._slopes(state, y, sums)
+        # the derivatives of the last state with respect to the sums (S, B, blocks H) of gates and
+        # candidate, which they may replace, and the product of a over all steps
+        library = library_in_use()
+        tensors = (sums, y, state)
+        if library is not None and y.numel() and all(t is None or is_plain(t) for t in tensors):
+            slopes, product = last_state_slopes(library, self.kernel, sums, y, state)
+        else:
+            with torch.enable_grad():
+                sums.requires_grad_()
+                before = y.new_zeros(y.shape[1:]) if state is None else state.detach()
+                start = before.requires_grad_()
+                h = linear_recurrence(*self.coefficients(*sums.split(self.n_out, -1)), start)
+                last = h[-1].sum()  # of states, each of which depends on the sums of one unit alone
+            slopes, product = torch.autograd.grad(last, (sums, start))
         of_weight, of_bias, *of_initial = sensitivity
         kept = product.repeat(1, self.n_blocks)
         to_weight = of_weight * kept[:, None]
         to_weight.baddbmm_(x.permute(1, 2, 0), slopes.transpose(0, 1))
         to_bias = torch.addcmul(slopes.sum(0), of_bias, kept)
         return to_weight, to_bias, *(t * product for t in of_initial)
-
-    def _slopes(self, state: Tensor | None, y: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the derivatives of the last state with respect to the sums (S, B, blocks H) of
-        gates and candidate, which they may replace, and the product of a over all steps.
-        """
-        library = library_in_use()
-        tensors = (sums, y, state)
-        if library is not None and y.numel() and all(t is None or is_plain(t) for t in tensors):
-            return last_state_slopes(library, self.kernel, sums, y, state)
-        with torch.enable_grad():
-            sums.requires_grad_()
-            start = (y.new_zeros(y.shape[1:]) if state is None else state.detach()).requires_grad_()
-            h = linear_recurrence(*self.coefficients(*sums.split(self.n_out, -1)), start)
-            last = h[-1].sum()  # of states, each of which depends on the sums of one unit alone
-        slopes, product = torch.autograd.grad(last, (sums, start))
-        return slopes, product
 
     def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Compute one step (B, n_in), for export."""

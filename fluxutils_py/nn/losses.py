@@ -218,7 +218,17 @@ class SeqLoss:
 
     def _value_loss(self, out: Tensor, y: Tensor, ws: Tensor | None) -> Tensor:
         n_steps = y.shape[0]
-        self._require_shape(out, y)
+        needed = "equal shapes (S, B, G)"
+        fits = out.shape == y.shape
+        # a function of one's own may compare (S, B, 9) with (S, B, 1), or scores with labels
+        if not self._same_shape:
+            needed = "outputs of the steps and series of the targets, (S, B, G)"
+            fits = out.dim() >= y.dim() and out.shape[:2] == y.shape[:2]
+        if not fits:
+            raise ShapeError(
+                f"the model gives {tuple(out.shape)} for targets of shape {tuple(y.shape)}: "
+                f"{self!r} needs {needed}{_remedy_for_axes(out, y)}"
+            )
         if self._same_shape and not y.is_floating_point():
             y = y.to(out.dtype)
         criterion = _match_output(self.criterion, out)
@@ -233,20 +243,6 @@ class SeqLoss:
         if ws.shape[-1] == 1:  # (S, B, 1): steps are masked as a whole
             each = each.flatten(2).mean(-1, keepdim=True) if each.dim() > 2 else each.unsqueeze(-1)
         return (each * ws).sum() / (ws != 0).sum().clamp(min=1)
-
-    def _require_shape(self, out: Tensor, y: Tensor) -> None:
-        if self._same_shape:
-            needed = "equal shapes (S, B, G)"
-            fits = out.shape == y.shape
-        else:  # a function of one's own may compare (S, B, 9) with (S, B, 1), or scores with labels
-            needed = "outputs of the steps and series of the targets, (S, B, G)"
-            fits = out.dim() >= y.dim() and out.shape[:2] == y.shape[:2]
-        if fits:
-            return
-        raise ShapeError(
-            f"the model gives {tuple(out.shape)} for targets of shape {tuple(y.shape)}: "
-            f"{self!r} needs {needed}{_remedy_for_axes(out, y)}"
-        )
 
     # -- one output of scores of classes ---------------------------------------------------------
 

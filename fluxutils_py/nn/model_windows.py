@@ -241,35 +241,24 @@ def _different_ways(model: nn.Module, window: torch.Size, whole: Attempt) -> Sha
         "False (single steps)"
     )
     bare_layers = unwrapped_recurrent(model)
-    missing_axes = _describe_missing_axes(window, whole)
+    flat = None
+    if not isinstance(whole, Exception):
+        flat = next((out.shape for out in whole if out.dim() < 3), None)
     if bare_layers:
         remedy = (
             f"its recurrent layer {bare_layers[0]!r} sits outside Recur, so its state is lost "
             "between calls: build it as Recur(...) and use its output alone (y = self.rnn(x)), or "
             f"{remedy}"
         )
-    elif missing_axes is not None:
-        remedy = missing_axes
+    elif flat is not None:
+        remedy = (
+            f"it gives outputs of shape {tuple(flat)} for a window of {tuple(window)}; "
+            f"expected (S, B, G): {output_remedy(flat, window)}"
+        )
     return ShapeError(
         f"the model {type(model).__name__} gives other results for a window (S, B, F) than for its "
         f"steps (B, F): {remedy}"
     )
-
-
-def _describe_missing_axes(window: torch.Size, outputs: Attempt) -> str | None:
-    """Return which shape lacks axes among the outputs for a window, and the remedy; None: all are
-    (S, B, G).
-    """
-    if isinstance(outputs, Exception):
-        return None
-    for out in outputs:
-        if out.dim() < 3:
-            remedy = output_remedy(out.shape, window)
-            return (
-                f"it gives outputs of shape {tuple(out.shape)} for a window of {tuple(window)}; "
-                f"expected (S, B, G): {remedy}"
-            )
-    return None
 
 
 def output_remedy(shape: torch.Size, window: torch.Size) -> str:

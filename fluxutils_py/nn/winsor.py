@@ -242,7 +242,9 @@ def _order_statistics(
     for place in range(1, 8 * dtype.itemsize // digit):
         counts = add_up(_count_digits(passes(), place, prefix)[0])
         prefix = (prefix << digit) + _next_digit(counts, rank)
-    return _from_keys(prefix, dtype).double(), positions - below, n
+    keys = prefix.to(_integer_type(dtype))
+    values = (keys ^ _inverted_bits(keys)).view(dtype)
+    return values.double(), positions - below, n
 
 
 def _next_digit(counts: Tensor, rank: Tensor) -> Tensor:
@@ -275,7 +277,10 @@ def _count_digits(
         digit = n_digits.bit_length() - 1
         shift = 8 * dtype.itemsize - digit * (place + 1)
         for f, row in enumerate(values):
-            keys = _to_keys(row[~row.isnan()]) >> shift
+            # integers in the order of the numbers: their bits, of negative ones inverted but for
+            # the sign
+            bits = row[~row.isnan()].view(_integer_type(dtype))
+            keys = (bits ^ _inverted_bits(bits)) >> shift
             if prefix is None:
                 # keys have a sign, bincount takes no negative numbers
                 counts[f, 0] += torch.bincount(keys + n_digits // 2, minlength=n_digits)
@@ -286,19 +291,6 @@ def _count_digits(
                 digits = keys[beginnings == known] & n_digits - 1
                 counts[f, prefix[f] == known] += torch.bincount(digits, minlength=n_digits)
     return counts, dtype
-
-
-def _to_keys(x: Tensor) -> Tensor:
-    """Return integers in the order of the floating numbers: their bits, inverted but for the sign
-    if negative.
-    """
-    bits = x.view(_integer_type(x.dtype))
-    return bits ^ _inverted_bits(bits)
-
-
-def _from_keys(keys: Tensor, dtype: torch.dtype) -> Tensor:
-    keys = keys.to(_integer_type(dtype))
-    return (keys ^ _inverted_bits(keys)).view(dtype)
 
 
 def _integer_type(dtype: torch.dtype) -> torch.dtype:

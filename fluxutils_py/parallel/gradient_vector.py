@@ -90,7 +90,7 @@ class GradientVector:
 
     def own_layouts(self) -> list[int]:
         """Return NONE, DENSE or SPARSE per parameter's gradient on this rank."""
-        return [_layout(p) for p in self.params]
+        return [NONE if p.grad is None else DENSE + p.grad.is_sparse for p in self.params]
 
     def assign(self, layouts: Sequence[int]) -> None:
         """Set the gradients of the parameters from the vector, as views where possible.
@@ -217,9 +217,3 @@ class GradientVector:
         self.ranks.call_comm(self.ranks.comm.allreduce_, self._buffer)
         if on_device:
             self._host.copy_(self._buffer[len(self._sum) :])
-
-
-def _layout(p: Tensor) -> int:
-    if p.grad is None:
-        return NONE
-    return SPARSE if p.grad.is_sparse else DENSE

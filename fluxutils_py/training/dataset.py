@@ -288,7 +288,7 @@ def join_batches(items: Sequence[Minibatch], join: Callable[[list[Tensor]], Tens
 # -- in memory -------------------------------------------------------------------------------------
 
 
-class InMemory:
+class InMemory(Dataset):
     """Dataset of arrays or tensors, split along their first axis into batches.
 
     Parameters
@@ -350,8 +350,7 @@ class InMemory:
         self.replacement = replacement
         self.infinite = infinite
         self.drop_last = drop_last
-        self.kind = kind
-        self.name = name
+        super().__init__(None, name, kind)
         self.rng = np.random.default_rng(random_state)
         sizes = [len(v) for v in (*self.inputs, *self.labels)]
         if not sizes or len(set(sizes)) > 1 or not sizes[0]:
@@ -359,7 +358,6 @@ class InMemory:
                 f"inputs and labels must have equally many examples, at least 1, got {sizes}"
             )
         self.n = sizes[0]
-        self._began: dict[str, Any] | None = None  # generator state at the start of the last pass
         self._per_pass = n_batches(self.n, self.batchsize, drop_last)
         if not self._per_pass:
             raise ShapeError(
@@ -394,10 +392,7 @@ class InMemory:
             raise TypeError(f"dataset {self.name!r} is infinite: it has no length")
         return self._per_pass
 
-    def __iter__(self) -> Iterator[Minibatch]:
-        return self.skip(0)
-
-    def skip(self, n: int) -> Iterator[Minibatch]:
+    def skip(self, n: int) -> Pass:
         # To skip within a pass is to repeat its order: the generator goes back to its start.
         self._began = start_epoch_order(self.rng, self._began, n)
         # Lazily: each order is drawn when its pass begins, and an infinite dataset has no end.
@@ -419,9 +414,6 @@ class InMemory:
         if self.replacement:
             return torch.from_numpy(self.rng.integers(self.n, size=self.n))
         return torch.from_numpy(self.rng.permutation(self.n))
-
-    def reset(self) -> None:
-        """Do nothing: each pass starts at the first batch."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"rng": get_generator_state(self.rng), "began": self._began}

@@ -37,16 +37,6 @@ class _Entry:
     results: dict[str, Any] | None = field(compare=False)
     last_step: int | None = field(default=None, compare=False)  # loop.step at the last call
 
-    def __call__(self, loop: Any, *args: Any, **kwargs: Any) -> None:
-        try:
-            value = self.action(loop, *args, **kwargs)
-            if self.results is not None:
-                self.results[self.name] = value
-        finally:  # also if it raised StopTraining
-            if self.trigger is not None:
-                self.last_step = loop.step
-                self.trigger.acted(loop)
-
     def state_dict(self) -> dict[str, Any]:
         return {"last_step": self.last_step, **(self.trigger.state_dict() if self.trigger else {})}
 
@@ -218,7 +208,9 @@ class Hooks:
 
     def _call_entry(self, entry: _Entry, event: str, loop: Any, *args: Any, **kwargs: Any) -> None:
         try:
-            entry(loop, *args, **kwargs)
+            value = entry.action(loop, *args, **kwargs)
+            if entry.results is not None:
+                entry.results[entry.name] = value
         except StopTraining:
             # within a collective, other ranks see an error; a user's loop without stop() gets the
             # exception
@@ -228,6 +220,10 @@ class Hooks:
         except Exception as error:
             error.add_note(f"raised by the on_{event} hook {entry.name!r}")
             raise
+        finally:  # also if it raised StopTraining
+            if entry.trigger is not None:
+                entry.last_step = loop.step
+                entry.trigger.acted(loop)
 
     def agree(self, ranks: RankGroup) -> dict[str, Any]:
         """Let rank 0's clock decide for the actions by time that all ranks have; return what ranks

@@ -431,8 +431,12 @@ def _copy_values(out: Tensor, values: np.ndarray, background: bool) -> None:
     # Torch transposes, and converts halves, faster than NumPy, but on all cores.
     scattered = half or values.strides[-1] != values.itemsize
     if (scattered or not background) and _torch_takes(values):
-        writable = values if values.flags.writeable else _writable(values)
-        out.copy_(torch.from_numpy(writable))
+        if not values.flags.writeable:  # as writable, since torch warns about read-only arrays
+            address, _ = values.__array_interface__["data"]
+            interface = {**values.__array_interface__, "data": (address, False)}
+            # the values keep the memory alive
+            values = np.asarray(SimpleNamespace(__array_interface__=interface, values=values))
+        out.copy_(torch.from_numpy(values))
     else:
         np.copyto(out.numpy(), values, casting="unsafe")
 
@@ -458,14 +462,6 @@ def _torch_takes(values: np.ndarray) -> bool:
     """Return whether torch can view this memory: no stride is negative or a fraction of a value."""
     size = values.itemsize
     return size <= 8 and all(stride >= 0 and stride % size == 0 for stride in values.strides)
-
-
-def _writable(values: np.ndarray) -> np.ndarray:
-    """Return a view of a read-only array as writable, since torch warns about read-only arrays."""
-    address, _ = values.__array_interface__["data"]
-    interface = {**values.__array_interface__, "data": (address, False)}
-    # the values keep the memory alive
-    return np.asarray(SimpleNamespace(__array_interface__=interface, values=values))
 
 
 def detached(prediction: Any) -> Any:

@@ -12,7 +12,6 @@ from torch import nn
 
 from fluxutils_py.nn.first_nonfinite import first_nonfinite, is_finite
 from fluxutils_py.nn.recurrent import State
-from fluxutils_py.nn.states import restore, sensitivities, snapshot
 
 
 def find_nonfinite(
@@ -29,19 +28,14 @@ def find_nonfinite(
     """
     if not is_finite(getattr(batch, "inputs", batch)):
         return ""
-    before = snapshot(model)
-    carried = sensitivities(model)
     # the global generators of Python and NumPy, which a user's loss may draw from
     of_python = random.getstate()
     of_numpy = np.random.get_state()  # noqa: NPY002  # the generator that old code draws from
     try:
-        if states is not None:
-            restore(model, states)
         # Compiled code calls no hooks, by which the first module is found.
         with torch.compiler.set_stance("force_eager"):
-            return first_nonfinite(model, lambda: run(batch))
+            return first_nonfinite(model, lambda: run(batch), states)
     finally:
-        restore(model, before, carried)
         random.setstate(of_python)
         np.random.set_state(of_numpy)  # noqa: NPY002  # as above
 
