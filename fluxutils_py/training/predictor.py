@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ from fluxutils_py.errors import ShapeError
 from fluxutils_py.nn.model_windows import takes_gaps
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.steps.session import InferenceSession
-from fluxutils_py.training.minibatch import first_steps, to_tensor
+from fluxutils_py.training.minibatch import to_tensor
 
 MAX_ACTIVATION_BYTES = 1 << 23  # bytes for the outputs of a model's layers, per window
 SMALL_INPUT = 128  # series times steps up to which the size of the model does not matter
@@ -85,8 +84,7 @@ class Predictor:
         first = next(model.parameters(), torch.empty(0))
         self.dtype = first.dtype
         self.device = first.device
-        sample = partial(first_steps, windows, first)
-        self.session = InferenceSession(model, sample, windows.overlap, precision)
+        self.session = InferenceSession(model, self._sample_inputs, windows.overlap, precision)
         self.session.load(state, self.n_series)  # errors come before the first window
         self._before = state
         self._used = False
@@ -196,6 +194,11 @@ class Predictor:
         return [new.index_copy(d, which, old.index_select(d, which)) for new, old, d in states]
 
     # -- small matters -----------------------------------------------------------------------------
+
+    def _sample_inputs(self) -> list[Tensor]:
+        # not first_steps: series without any step predict too, and have a window to try
+        window = self.windows.cut(self.windows.segments[:4], 0, min(3, self.n_steps))
+        return [to_tensor(v, self.dtype, self.device) for v in window.x]
 
     def _window_size(self, model: nn.Module) -> tuple[int, int]:
         """Return the numbers of series and steps of a window."""
