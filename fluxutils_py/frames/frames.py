@@ -172,7 +172,15 @@ class Frame:
         numbers or booleans.
         """
         if labels and self.is_category(column):
-            return _typed_labels(self.labels(column, missing=True))
+            named = self.labels(column, missing=True)
+            absent = require("pandas").isna(named)
+            present = named[~absent].tolist()
+            # unless all are numbers, such as those of categories
+            if not present or not all(isinstance(v, bool | int | float) for v in present):
+                return named, absent
+            plain = np.zeros(len(named), np.array(present).dtype)
+            plain[~absent] = present
+            return plain, absent
         nw = require("narwhals")
         values = self.frame[column]
         is_boolean = values.dtype == nw.Boolean
@@ -321,19 +329,6 @@ def _with_type(
     # polars joins equal types only
     is_category = backend != "pandas" and dtype in (nw.Categorical, nw.Enum)
     return column.cast(dtype) if dtype.is_temporal() or is_category else column
-
-
-def _typed_labels(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return labels as numbers if all are, such as those of categories, and a mask of missing
-    ones.
-    """
-    missing = require("pandas").isna(labels)
-    known = labels[~missing].tolist()
-    if not known or not all(isinstance(label, bool | int | float) for label in known):
-        return labels, missing
-    numbers = np.zeros(len(labels), np.array(known).dtype)
-    numbers[~missing] = known
-    return numbers, missing
 
 
 def to_absolute(local: np.ndarray, zone: str | None) -> np.ndarray:

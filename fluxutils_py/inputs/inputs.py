@@ -419,11 +419,17 @@ def _other_layouts(a: SeriesArray, b: SeriesArray) -> str:
     """
     if any(hasattr(s.array, "lengths") for s in (a, b)):  # lists have no axes to transpose
         return ""
-    cases = [
-        _describe_layouts(a, of_a, b, of_b)
-        for of_a, of_b in itertools.product(TRANSPOSES, repeat=2)
-        if _n_and_t(a, of_a) == _n_and_t(b, of_b)
-    ]
+    cases = []
+    for of_a, of_b in itertools.product(TRANSPOSES, repeat=2):
+        if _n_and_t(a, of_a) == _n_and_t(b, of_b):
+            # the last word of a name is a variable: "validation x" is x
+            remedies = [
+                f"{s.name.split()[-1]}.{TRANSPOSES[order]}"
+                for s, order in ((a, of_a), (b, of_b))
+                if TRANSPOSES[order]
+            ]
+            layouts = f"{a.name} is ({', '.join(of_a)}) and {b.name} ({', '.join(of_b)})"
+            cases.append(f"if {layouts}: {' and '.join(remedies)}")
     if not cases:
         return ""
     text = f". They have {', or '.join(cases)}"
@@ -437,17 +443,6 @@ def _other_layouts(a: SeriesArray, b: SeriesArray) -> str:
 def _n_and_t(s: SeriesArray, order: str) -> tuple[int, int]:
     """Return N and T of an array whose axes have this order."""
     return s.shape[order.index("N")], s.shape[order.index("T")]
-
-
-def _describe_layouts(a: SeriesArray, of_a: str, b: SeriesArray, of_b: str) -> str:
-    # the last word of a name is a variable: "validation x" is x
-    remedies = [
-        f"{s.name.split()[-1]}.{TRANSPOSES[order]}"
-        for s, order in ((a, of_a), (b, of_b))
-        if TRANSPOSES[order]
-    ]
-    layouts = f"{a.name} is ({', '.join(of_a)}) and {b.name} ({', '.join(of_b)})"
-    return f"if {layouts}: {' and '.join(remedies)}"
 
 
 # -- views and matrices --------------------------------------------------------------------------

@@ -184,34 +184,26 @@ class ForwardFill(FeatureModule):
         value, back to the last one: the result does not depend on how it is read.
         """
         block = _read_floats(source, series, steps)
-        last = self._values_before(source, series, steps.start, np.isnan(block[:, :, 0]))
+        same_source, same_series, end, last = self._last
+        # only ranges compare as a whole
+        is_range = isinstance(series, range)
+        if not (is_range and source is same_source and (series, steps.start) == (same_series, end)):
+            missing = np.isnan(block[:, :, 0])
+            last = np.full(missing.shape, np.nan, block.dtype)
+            stop = steps.start
+            size = LOOK_BACK
+            while stop > 0 and missing.any():
+                columns = np.flatnonzero(missing.any(0))
+                before = range(max(0, stop - size), stop)
+                found = last_values(_read_floats(source, np.asarray(series)[columns], before))
+                last[:, columns] = np.where(missing[:, columns], found, last[:, columns])
+                missing = missing & np.isnan(last)
+                stop = before.start
+                size *= 2  # so that a long gap is read in few pieces
         last = forward_fill(block, last, self.arrays["start"].ravel())
         if isinstance(series, range):  # the next window most often continues here
             self._last = source, series, steps.stop, last
         return block
-
-    def _values_before(
-        self, source: Any, series: Index, stop: int, missing: np.ndarray
-    ) -> np.ndarray:
-        """Return the last values before a step where ``missing`` is true; NaN elsewhere and where
-        there is none.
-        """
-        same_source, same_series, end, last = self._last
-        # only ranges compare as a whole
-        is_range = isinstance(series, range)
-        if source is same_source and is_range and series == same_series and stop == end:
-            return last
-        values = np.full(missing.shape, np.nan, float_type(source.dtype))
-        size = LOOK_BACK
-        while stop > 0 and missing.any():
-            columns = np.flatnonzero(missing.any(0))
-            steps = range(max(0, stop - size), stop)
-            earlier = last_values(_read_floats(source, np.asarray(series)[columns], steps))
-            values[:, columns] = np.where(missing[:, columns], earlier, values[:, columns])
-            missing = missing & np.isnan(values)
-            stop = steps.start
-            size *= 2  # so that a long gap is read in few pieces
-        return values
 
 
 class SeriesFill(ForwardFill):

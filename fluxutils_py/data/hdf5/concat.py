@@ -204,10 +204,17 @@ def _inspect_sources(
             for name in dict.fromkeys(names or file):
                 item = get_object(file, path, name)
                 is_array = isinstance(item, h5py.Dataset) and holds_numbers(item)
-                if is_array and all(-item.ndim <= d < item.ndim for d in dims):
-                    joined.setdefault(name, []).append(_read_part(item, path, name, axes))
-                else:
+                if not (is_array and all(-item.ndim <= d < item.ndim for d in dims)):
                     copied.setdefault(name, path)
+                    continue
+                where = describe(path, name)
+                letters = read_axes(item, axes if item.ndim == 3 else None, where)
+                check_sources(item, where)
+                warn_of_packing(item, where)
+                shape = tuple(item.shape[i] for i in fnt_axes(letters, item.ndim))
+                known = read_names(item, shape[0]) if item.ndim == 3 else None
+                part = Part(path, letters, shape, numpy_dtype(item), known)
+                joined.setdefault(name, []).append(part)
     _check_joined(paths, joined, copied, dims)
     return joined, copied
 
@@ -234,21 +241,6 @@ def _check_joined(
 
 def _shown(dims: Dims) -> str:
     return str(dims[0] if len(dims) == 1 else dims)
-
-
-def _read_part(dataset: h5py.Dataset, path: str, name: str, axes: str | None) -> Part:
-    where = describe(path, name)
-    letters = read_axes(dataset, axes if dataset.ndim == 3 else None, where)
-    check_sources(dataset, where)
-    warn_of_packing(dataset, where)
-    shape = tuple(dataset.shape[i] for i in fnt_axes(letters, dataset.ndim))
-    return Part(
-        path,
-        letters,
-        shape,
-        numpy_dtype(dataset),
-        read_names(dataset, shape[0]) if len(shape) == 3 else None,
-    )
 
 
 # -- the result ------------------------------------------------------------------------------------
