@@ -181,7 +181,11 @@ class _Kernels(nn.Module):
         check_features("CausalKernels", x, self.n_in)
         with torch.no_grad():  # a step function has no gradient
             state = state or self.first_state(x)
-            library = self._library(x, state)
+            library = None  # if it computes these tensors
+            tensors = (x, *state, self.biases)
+            is_plain = all(type(t) in PLAIN and t.is_cpu for t in tensors)
+            if is_plain and x.dtype in TYPES and x.numel() and not is_transformed():
+                library = library_in_use()
             if library is not None:
                 y = None
                 if ys is not None:
@@ -193,14 +197,6 @@ class _Kernels(nn.Module):
                 if ys is not None:
                     ys.append(y)
         return state
-
-    def _library(self, x: Tensor, state: State) -> Library | None:
-        """Return the native library if it computes these tensors."""
-        tensors = (x, *state, self.biases)
-        is_plain = all(type(t) in PLAIN and t.is_cpu for t in tensors)
-        if not is_plain or x.dtype not in TYPES or not x.numel() or is_transformed():
-            return None
-        return library_in_use()
 
     def _native(self, library: Library, x: Tensor, state: State, y: Tensor | None) -> State:
         """Return the state after ``x``, and write the outputs of each step into ``y``."""
@@ -350,7 +346,12 @@ class CausalKernels(Recur):
                 f"CausalKernels takes its biases from a non-empty array of shape ({self.n_in}, N, "
                 f"T), got {shape}"
             )
-        checked = _check_lengths(lengths, shape)
+        _, N, T = shape
+        checked = [T] * N if lengths is None else [int(n) for n in lengths]
+        if len(checked) != N or not all(1 <= n <= T for n in checked):
+            raise ShapeError(
+                f"lengths must be {N} integers from 1 to {T}, one for each series, got {lengths}"
+            )
         before = self.module.dilations.clone()
         if self.length is None:
             self.module.set_length(int(statistics.median(checked)))
@@ -402,18 +403,6 @@ class CausalKernels(Recur):
 
     def extra_repr(self) -> str:
         return f"{self.n_in}, {self.length}, size={self.size}"
-
-
-def _check_lengths(lengths: Sequence[int] | None, shape: tuple[int, ...]) -> list[int]:
-    _, N, T = shape
-    if lengths is None:
-        return [T] * N
-    checked = [int(n) for n in lengths]
-    if len(checked) != N or not all(1 <= n <= T for n in checked):
-        raise ShapeError(
-            f"lengths must be {N} integers from 1 to {T}, one for each series, got {lengths}"
-        )
-    return checked
 
 
 def quantiles(outputs: Tensor, biases_per_kernel: Sequence[int]) -> Tensor:

@@ -144,7 +144,22 @@ def winsor_statistics(
     Chan, Golub & LeVeque 1983). With more than 64 features, digits have 8 bits, and it takes five
     and nine passes.
     """
-    lower, upper = _quantiles(*_order_statistics(passes, add_up))
+    values, share, n = _order_statistics(passes, add_up)
+    # interpolated between the order statistics on both sides
+    low, high = values.view(-1, len(QUANTILES), 2).unbind(2)
+    span = high - low
+    # from the nearer side, to round as NumPy does
+    between = torch.where(share < 0.5, low + span * share, high - span * (1 - share))
+    # where both are the same infinity, the span is NaN
+    bounds = torch.where(low == high, low, between).masked_fill(n[:, None] == 0, 0)
+    infinite = ~bounds.isfinite().all(1)
+    if infinite.any():  # the clamped values would have no mean
+        f = int(infinite.nonzero()[0])
+        raise DataError(
+            f"feature {f} is infinite in more than a hundredth of its values; use NaN for what is "
+            "missing"
+        )
+    lower, upper = bounds.split(1, 1)
     count, mean, squares = merge(*_moments(passes, lower, upper))
     std = (squares / (count - 1).clamp_min(1)).sqrt()
     lower = lower[:, 0]
@@ -154,33 +169,6 @@ def winsor_statistics(
         lower + mean,
         std.masked_fill(std == 0, 1),
     )
-
-
-def _quantiles(values: Tensor, share: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
-    """Interpolate the quantiles, (F, 1) each, between the order statistics on both sides; arguments
-    as :func:`_order_statistics` returns them.
-
-    Raises
-    ------
-    DataError
-        If one is infinite: the clamped values would have no mean.
-    """
-    low, high = values.view(-1, len(QUANTILES), 2).unbind(2)
-    span = high - low
-    # from the nearer side, to round as NumPy does
-    between = torch.where(share < 0.5, low + span * share, high - span * (1 - share))
-    # where both are the same infinity, the span is NaN
-    bounds = torch.where(low == high, low, between)
-    bounds = bounds.masked_fill(n[:, None] == 0, 0)
-    infinite = ~bounds.isfinite().all(1)
-    if infinite.any():
-        f = int(infinite.nonzero()[0])
-        raise DataError(
-            f"feature {f} is infinite in more than a hundredth of its values; use NaN for what is "
-            "missing"
-        )
-    lower, upper = bounds.split(1, 1)
-    return lower, upper
 
 
 def _moments(

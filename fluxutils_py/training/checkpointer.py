@@ -410,13 +410,9 @@ class Checkpointer:
                 f"{error}. Delete it to continue from the previous checkpoint, if there is one"
             ) from None
         newest = contents[0]
-        if len(contents) > 1:
-            self._average(newest, [content["state"] for content in contents])
-        return newest["state"], newest.get("others", [])
-
-    def _average(self, newest: dict[str, Any], states: list[dict[str, Any]]) -> None:
-        """Replace the trainable parameters of the newest checkpoint by their means over all."""
-        for part, names in newest["trainable"].items():
+        states = [content["state"] for content in contents]
+        # means over all of its trainable parameters
+        for part, names in newest["trainable"].items() if len(states) > 1 else ():
             tensors = newest["state"][part]
             for name in names:
                 if not tensors[name].is_floating_point():
@@ -429,6 +425,7 @@ class Checkpointer:
                         "take_mean=1"
                     ) from error
                 tensors[name] = saved.mean(0).to(tensors[name].dtype)
+        return newest["state"], newest.get("others", [])
 
 
 def _load_state(thing: Any, state: Any) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
+from operator import attrgetter
 from typing import Any
 
 from fluxutils_py.errors import LoadError
@@ -24,18 +25,17 @@ class StopTraining(Exception):  # a request, not an error; named as in PrayTools
     """Raise this in a hook to end training cleanly after this step, with the parameters so far."""
 
 
-@dataclass(order=True)
+@dataclass
 class _Entry:
     """An action and its trigger."""
 
     priority: float
-    order: int  # of registration, which decides between equal priorities
-    name: str = field(compare=False)
-    action: Action = field(compare=False)
-    trigger: Trigger | None = field(compare=False)
-    collective: bool = field(compare=False)
-    results: dict[str, Any] | None = field(compare=False)
-    last_step: int | None = field(default=None, compare=False)  # loop.step at the last call
+    name: str
+    action: Action
+    trigger: Trigger | None
+    collective: bool
+    results: dict[str, Any] | None
+    last_step: int | None = None  # loop.step at the last call
 
     def state_dict(self) -> dict[str, Any]:
         return {"last_step": self.last_step, **(self.trigger.state_dict() if self.trigger else {})}
@@ -62,7 +62,6 @@ class Hooks:
 
     def __init__(self) -> None:
         self._entries: dict[str, list[_Entry]] = {event: [] for event in EVENTS}
-        self._n = 0  # number of entries so far
         self._stateful: dict[str, Any] = {}  # hooks, and entries with triggers
         self._pending_states: dict[str, Any] = {}  # loaded states of hooks not added yet
 
@@ -108,7 +107,7 @@ class Hooks:
             collective = _action_attribute(action, "collective", False)
         # A copy counts separately: a user may give one trigger to several hooks.
         trigger = None if trigger is None else trigger.copy()
-        entry = _Entry(priority, self._n, name, action, trigger, collective, results)
+        entry = _Entry(priority, name, action, trigger, collective, results)
         if trigger is not None:
             if event not in ("step", trigger.event):
                 raise ValueError(
@@ -127,9 +126,9 @@ class Hooks:
                 self.add(other, opens, name=name, priority=priority, collective=False)
 
     def _insert_entry(self, event: str, entry: _Entry) -> None:
-        self._n += 1
+        # of equal priorities, in the order of registration
         self._entries[event].append(entry)
-        self._entries[event].sort()
+        self._entries[event].sort(key=attrgetter("priority"))
 
     def attach(self, hook: Any) -> None:
         """Add a user's callback.
