@@ -193,9 +193,20 @@ class _Kernels(nn.Module):
                     ys.append(y)
                 return self._native(library, x, state, y)
             for block in self._blocks(x):
-                y, state = self._pool_each_step(block, state)
+                past, t, counts, weighted = state
+                both = torch.cat([past, block])
+                hits = self.hits(both).to(torch.float64)
+                # of the steps, (S, B, 1), from 1
+                steps = torch.arange(1, len(block) + 1, dtype=torch.float64, device=x.device)
+                numbers = t.to(torch.float64) + steps[:, None, None]
+                so_far = counts + hits.cumsum(0)
+                late = weighted + (hits * numbers).cumsum(0)
                 if ys is not None:
-                    ys.append(y)
+                    features = torch.cat([so_far / numbers, 2 * late / numbers.square()], -1)
+                    ys.append(features.to(x.dtype))
+                # clones, because views would keep the whole window in memory
+                past = both[len(block) :].clone()
+                state = past, t + len(block), so_far[-1:].clone(), late[-1:].clone()
         return state
 
     def _native(self, library: Library, x: Tensor, state: State, y: Tensor | None) -> State:
@@ -228,20 +239,6 @@ class _Kernels(nn.Module):
             return [x]
         most = max(1, BLOCK // (x.shape[1] * len(self.biases)))
         return [x[start : start + most] for start in range(0, len(x), most)]
-
-    def _pool_each_step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        past, t, counts, weighted = state
-        both = torch.cat([past, x])
-        hits = self.hits(both).to(torch.float64)
-        # of the steps, (S, B, 1), from 1
-        steps = torch.arange(1, len(x) + 1, dtype=torch.float64, device=x.device)
-        numbers = t.to(torch.float64) + steps[:, None, None]
-        so_far = counts + hits.cumsum(0)
-        weighted_so_far = weighted + (hits * numbers).cumsum(0)
-        y = torch.cat([so_far / numbers, 2 * weighted_so_far / numbers.square()], -1).to(x.dtype)
-        # clones, because views would keep the whole window in memory
-        past = both[len(x) :].clone()
-        return y, (past, t + len(x), so_far[-1:].clone(), weighted_so_far[-1:].clone())
 
 
 class CausalKernels(Recur):

@@ -368,11 +368,8 @@ class _CellLayer(Recur):
         self.dropout = check_probability(self, "dropout", dropout)
         # each cell but the first reads the outputs of the one before
         sizes = [self.n_in] + [self.n_out] * (self.num_layers - 1)
-        cells = [self._make(size, self.n_out) for size in sizes]
+        cells = [self.cell(size, self.n_out) for size in sizes]
         super().__init__(CellStack(cells, self.dropout), trainable_init)
-
-    def _make(self, n_in: int, n_out: int) -> _Cell:
-        return self.cell(n_in, n_out)
 
 
 class FLSTM(_CellLayer):
@@ -479,5 +476,5 @@ class HFGRU(_CellLayer):
         self.alpha = float(alpha)  # before the cells are made, which take it
         super().__init__(n_in, n_out, num_layers, dropout, trainable_init)
 
-    def _make(self, n_in: int, n_out: int) -> _Cell:
+    def cell(self, n_in: int, n_out: int) -> _Cell:
         return HFGRUCell(n_in, n_out, self.alpha)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -128,7 +127,19 @@ class _GatedRecurrence(nn.Module):
         ``initial`` state.
         """
         linear = self.linear
-        gradients = partial(_gradients_of_past, sensitivity)
+        of_weight, of_bias, *of_initial = sensitivity
+        n_blocks = self.n_blocks
+
+        def gradients(d_state: Tensor) -> tuple[Tensor | None, ...]:
+            """Return what a gradient of the state adds to those of the weight, the bias and the
+            initial state.
+            """
+            d_rows = d_state.repeat(1, n_blocks)
+            d_weight = (of_weight * d_rows[:, None]).sum(0).T
+            d_bias = (of_bias * d_rows).sum(0)
+            d_initial = (of_initial[0] * d_state).sum(0, keepdim=True) if of_initial else None
+            return d_weight, d_bias, d_initial
+
         start = _after_past(state, gradients, linear.weight, linear.bias, initial)
         result: Any = self.by_kernel(x, start)
         y, after = self(x, start) if result is None else result
@@ -189,18 +200,6 @@ class _MinLSTM(_GatedRecurrence):
         # f / (f + i), also where both are 0 in floating point
         keep = torch.sigmoid(F.logsigmoid(forget) - F.logsigmoid(write))
         return keep, torch.addcmul(candidate, keep, candidate, value=-1)
-
-
-def _gradients_of_past(sensitivity: Sensitivity, d_state: Tensor) -> tuple[Tensor | None, ...]:
-    """Return what a gradient of the state adds to those of the weight, the bias and the initial
-    state.
-    """
-    of_weight, of_bias, *of_initial = sensitivity
-    d_rows = d_state.repeat(1, of_bias.shape[1] // d_state.shape[1])
-    d_weight = (of_weight * d_rows[:, None]).sum(0).T
-    d_bias = (of_bias * d_rows).sum(0)
-    d_initial = (of_initial[0] * d_state).sum(0, keepdim=True) if of_initial else None
-    return d_weight, d_bias, d_initial
 
 
 class _GatedLayer(Recur):
@@ -403,7 +402,25 @@ class _DiagonalRecurrence(nn.Module):
     ) -> tuple[Tensor, Tensor, Sensitivity]:
         """Run a window as :meth:`_GatedRecurrence.run_exactly` does."""
         trained = (self.nu_log, self.theta_log, self.gamma_log, self.weight_in, initial)
-        start = _after_past(state, partial(_gradients_of_diagonal_past, sensitivity), *trained)
+        of_units, of_weight, *of_initial = sensitivity
+
+        def gradients(d_state: Tensor) -> tuple[Tensor | None, ...]:
+            """Return what a gradient of the state adds to those of nu_log, theta_log, gamma_log,
+            the weights of the input and the initial state.
+            """
+            # of real numbers, by the real and the imaginary part of the state
+            d_units = (of_units * d_state[:, None]).sum((0, 3))
+            # of the imaginary part of a weight: i times the derivative by the real part
+            real, imaginary = d_state.unbind(-1)
+            turned = torch.stack([imaginary, -real], -1)
+            d_weight = [(of_weight * d[..., None]).sum((0, 2)) for d in (d_state, turned)]
+            d_initial = None
+            if of_initial:
+                d = [(of_initial[0] * d).sum((0, 2)) for d in (d_state, turned)]
+                d_initial = torch.stack(d, -1)[None]
+            return *d_units.unbind(0), torch.stack(d_weight, 1).flatten(0, 1), d_initial
+
+        start = _after_past(state, gradients, *trained)
         y, h = self._run(x, start)
         with torch.no_grad():
             moved = self._move_on(x, state, h, sensitivity)
@@ -458,26 +475,6 @@ class _DiagonalRecurrence(nn.Module):
         h = torch.stack(turned, -1) + added.unflatten(-1, (self.n_states, 2))
         y = F.linear(h.flatten(-2), self.weight_out) + F.linear(x, self.weight_skip)
         return y, h
-
-
-def _gradients_of_diagonal_past(
-    sensitivity: Sensitivity, d_state: Tensor
-) -> tuple[Tensor | None, ...]:
-    """Return what a gradient of the state adds to those of nu_log, theta_log, gamma_log, the
-    weights of the input and the initial state.
-    """
-    of_units, of_weight, *of_initial = sensitivity
-    # of real numbers, by the real and the imaginary part of the state
-    d_units = (of_units * d_state[:, None]).sum((0, 3))
-    # of the imaginary part of a weight: i times the derivative by the real part
-    real, imaginary = d_state.unbind(-1)
-    turned = torch.stack([imaginary, -real], -1)
-    d_weight = [(of_weight * d[..., None]).sum((0, 2)) for d in (d_state, turned)]
-    d_initial = None
-    if of_initial:
-        d = [(of_initial[0] * d).sum((0, 2)) for d in (d_state, turned)]
-        d_initial = torch.stack(d, -1)[None]
-    return *d_units.unbind(0), torch.stack(d_weight, 1).flatten(0, 1), d_initial
 
 
 class LRU(Recur):

@@ -184,7 +184,15 @@ class SeqLoss:
         """
         targets = as_tuple(ys)
         weights = _weight_columns(targets, ws)
-        return list(map(self._label_sum if self.classes else _value_sums, targets, weights))
+        if self.classes:
+            return list(map(self._label_sum, targets, weights))
+        sums = []
+        for y, w in zip(targets, weights, strict=True):
+            values = y.double()
+            each = torch.ones_like(values) if w is None else w.double().expand_as(values)
+            weighted = each * values
+            sums.append(torch.stack([each, weighted, weighted * values]).sum((1, 2)))
+        return sums
 
     def _label_sum(self, y: Tensor, ws: Tensor | None) -> Tensor:
         rows = _as_rows(y)
@@ -311,13 +319,6 @@ class SeqLoss:
 
 def _remedy_for_axes(out: Tensor, y: Tensor) -> str:
     return f"; {output_remedy(out.shape, y.shape)}" if out.dim() < y.dim() else ""
-
-
-def _value_sums(y: Tensor, ws: Tensor | None) -> Tensor:
-    values = y.double()
-    weights = torch.ones_like(values) if ws is None else ws.double().expand_as(values)
-    weighted = weights * values
-    return torch.stack([weights, weighted, weighted * values]).sum((1, 2))
 
 
 def _flat(ws: Tensor | None) -> Tensor | None:

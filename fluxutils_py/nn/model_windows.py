@@ -39,9 +39,21 @@ TRIAL_STEPS = 3  # a first one, one that follows it, and one after that
 # a chain of these gives the same for a window as for its steps, and reset() knows its state
 STEPWISE = frozenset(
     {
-        *(nn.Sequential, nn.Linear, nn.Identity, nn.Dropout, nn.Tanh, nn.Sigmoid),
-        *(nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Softplus),
-        *(LSTM, GRU, RNN),
+        nn.Sequential,
+        nn.Linear,
+        nn.Identity,
+        nn.Dropout,
+        nn.Tanh,
+        nn.Sigmoid,
+        nn.ReLU,
+        nn.LeakyReLU,
+        nn.ELU,
+        nn.GELU,
+        nn.SiLU,
+        nn.Softplus,
+        LSTM,
+        GRU,
+        RNN,
     }
 )
 
@@ -128,7 +140,17 @@ def window_mode(model: nn.Module, xs: Tensors) -> str:
     """
     mode = cached_window_mode(model)
     if mode is None:
-        mode = _modes[model] = "either" if _is_stepwise(model, xs) else _try_both(model, xs)
+        twin = outputs = None
+        # the layer inside an LSTM is its own affair
+        layers = [m for m in model.modules() if not isinstance(m, TORCH_LAYERS)]
+        if all(type(m) in STEPWISE for m in layers):
+            twin = shallow_copy(model, training=False)
+        if twin is not None:
+            with torch.no_grad():
+                outputs = _attempt(_run_whole, twin, [x[:TRIAL_STEPS] for x in xs])
+        # what does not run on a window is tried out, which tells why
+        runs = isinstance(outputs, tuple) and all(y.dim() == 3 for y in outputs)
+        mode = _modes[model] = "either" if runs else _try_both(model, xs)
     return mode
 
 
@@ -167,22 +189,6 @@ def prediction_copy(model: nn.Module) -> nn.Module:
     return twin
 
 
-def _is_stepwise(model: nn.Module, xs: Tensors) -> bool:
-    """Return whether a model is a chain of known layers that runs on a window; one that does not
-    is tried out, which tells why.
-    """
-    twin = None
-    # the layer inside an LSTM is its own affair
-    layers = [m for m in model.modules() if not isinstance(m, TORCH_LAYERS)]
-    if all(type(m) in STEPWISE for m in layers):
-        twin = shallow_copy(model, training=False)
-    if twin is None:
-        return False
-    with torch.no_grad():
-        outputs = _attempt(_run_whole, twin, [x[:TRIAL_STEPS] for x in xs])
-    return not isinstance(outputs, Exception) and all(y.dim() == 3 for y in outputs)
-
-
 def _try_both(model: nn.Module, xs: Tensors) -> str:
     """Return the :func:`window_mode` of a model by running it both ways."""
     with _trial(model, xs) as (twin, sample):
@@ -200,7 +206,17 @@ def _try_both(model: nn.Module, xs: Tensors) -> str:
         # first, since a state that reset() does not know may be why the two ways differ; a model
         # that depends on random numbers, or on a count of its calls, keeps no state of a series
         if not _equal_outputs(again, outputs) and _kept_tensors(twin) != before:
-            raise _unknown_state(model)
+            bare_layers = unwrapped_recurrent(model)
+            layer = "the layer whose state it keeps"
+            if bare_layers:
+                layer = f"its recurrent layer {bare_layers[0]!r}"
+            raise ShapeError(
+                f"the model {type(model).__name__} gives other outputs when it is called a second "
+                "time with the same inputs, although reset(model) comes between the calls: it "
+                "keeps a state in an attribute, which nothing resets between series, saves or "
+                f"shards. Build {layer} as Recur(...), and use its output alone "
+                "(y = self.rnn(x)): Recur keeps the state"
+            )
         if isinstance(whole, Exception):
             mode = "steps"
         elif isinstance(steps, Exception):
@@ -271,22 +287,6 @@ def output_remedy(shape: torch.Size, window: torch.Size) -> str:
         "return the outputs of all steps, not h[:, -1] alone, and build recurrent layers with "
         "batch_first=False: windows have time first, then series. Or, if a layer's result is taken "
         f"apart: {OUTPUT_ALONE}"
-    )
-
-
-def _unknown_state(model: nn.Module) -> ShapeError:
-    """Return the error of a model that keeps a state that :func:`reset` does not know, and the next
-    series would start from.
-    """
-    bare_layers = unwrapped_recurrent(model)
-    layer = "the layer whose state it keeps"
-    if bare_layers:
-        layer = f"its recurrent layer {bare_layers[0]!r}"
-    return ShapeError(
-        f"the model {type(model).__name__} gives other outputs when it is called a second time "
-        "with the same inputs, although reset(model) comes between the calls: it keeps a state in "
-        f"an attribute, which nothing resets between series, saves or shards. Build {layer} as "
-        "Recur(...), and use its output alone (y = self.rnn(x)): Recur keeps the state"
     )
 
 
