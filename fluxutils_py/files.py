@@ -51,7 +51,15 @@ def atomic_path(path: Any, *, replace: bool = True) -> Iterator[str]:
         yield new
         _flush(new, os.O_RDWR)
         if not replace:
-            _move_to_free_name(new, target)
+            try:
+                os.link(new, target)
+            except FileExistsError:
+                raise
+            except OSError as error:  # a file system without such links
+                if os.path.lexists(target):
+                    taken = errno.EEXIST
+                    raise FileExistsError(taken, os.strerror(taken), target) from error
+                os.rename(new, target)
         else:
             if os.path.exists(target):
                 shutil.copymode(target, new)
@@ -100,14 +108,14 @@ def remove_leftovers(target: str) -> None:
         return
     for path, owner in found:
         with contextlib.suppress(OSError):  # another process has removed it, or it is another's
-            if owner is not None and _is_left(path, **owner.groupdict()):
+            if owner is None:
+                continue
+            if owner["host"] != _host():
+                is_left = time.time() - os.stat(path).st_mtime > OLD
+            else:
+                is_left = _beginning_of(int(owner["process"])) != owner["began"]
+            if is_left:
                 _remove(path)
-
-
-def _is_left(path: str, host: str, process: str, began: str) -> bool:
-    if host != _host():
-        return time.time() - os.stat(path).st_mtime > OLD
-    return _beginning_of(int(process)) != began
 
 
 def _host() -> str:
@@ -147,18 +155,6 @@ def _remove(path: str) -> None:
         shutil.rmtree(path)
     else:
         os.unlink(path)
-
-
-def _move_to_free_name(new: str, target: str) -> None:
-    """Rename a file; raise FileExistsError if there is one of the new name."""
-    try:
-        os.link(new, target)
-    except FileExistsError:
-        raise
-    except OSError as error:  # a file system without such links
-        if os.path.lexists(target):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target) from error
-        os.rename(new, target)
 
 
 def _require_replaceable(target: str, shown: str) -> None:

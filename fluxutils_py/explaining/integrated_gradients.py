@@ -216,7 +216,19 @@ class Score:
     def __call__(self, outputs: Tensors) -> Tensor:
         """Return the scores (B,) for outputs (S, B, G)."""
         if self.codec.classes is not None:
-            return self._of_class(outputs[0][self.at].double(), self.codec.classes)
+            scores = outputs[0][self.at].double()
+            classes = self.codec.classes
+            if self.output is None:
+                # the first row has the inputs
+                self.output = classes[int(scores[0].argmax())]
+            places = np.flatnonzero(classes == self.output)
+            if len(places) != 1:
+                raise DataError(f"output {self.output!r} is none of the classes {classes.tolist()}")
+            place = int(places[0])
+            self.name = f"score of {classes.tolist()[place]!r}"
+            if len(classes) == 2:
+                return scores[:, place] - scores[:, 1 - place]
+            return scores[:, place]
         sizes = [o.shape[2] for o in outputs]
         if self.output is None and sum(sizes) > 1:
             raise SpecError(
@@ -229,19 +241,6 @@ class Score:
         value = torch.cat([o[self.at] for o in outputs], -1)[:, g].double()
         scale = self.codec.scale
         return value if scale is None else value * float(scale.scale[g]) + float(scale.mean[g])
-
-    def _of_class(self, scores: Tensor, classes: np.ndarray) -> Tensor:
-        if self.output is None:
-            # the first row has the inputs
-            self.output = classes[int(scores[0].argmax())]
-        places = np.flatnonzero(classes == self.output)
-        if len(places) != 1:
-            raise DataError(f"output {self.output!r} is none of the classes {classes.tolist()}")
-        place = int(places[0])
-        self.name = f"score of {classes.tolist()[place]!r}"
-        if len(classes) == 2:
-            return scores[:, place] - scores[:, 1 - place]
-        return scores[:, place]
 
 
 def read_baselines(model: ExplainedModel, past: Past, given: Any) -> list[Tensor]:

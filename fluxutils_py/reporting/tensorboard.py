@@ -81,7 +81,9 @@ class TensorBoard(CurveHook):
         import_torch_writer()  # fails before a directory is created
         folder = make_run_folder(self.log_dir) if self.each_fit else self.log_dir
         if loop.step == 0:
-            hide_earlier_events(folder)
+            # some readers ignore purge_step=0
+            for path in folder.glob(f"events.out.tfevents.*{SUFFIX}"):
+                path.rename(path.with_name(path.name.replace("tfevents", "earlier", 1)))
         options = {"purge_step": purge_step(loop), "filename_suffix": SUFFIX}
         self._writer = open_torch_writer(folder, **options)
         if self.each_fit and "estimator" in loop.shared_data:
@@ -114,14 +116,6 @@ def purge_step(loop: RunningLoop) -> int | None:
         and loop.steps_per_epoch in (None, loop.epoch_step)
     )
     return loop.step + (not ends)
-
-
-def hide_earlier_events(folder: Path) -> None:
-    """Rename the files of earlier fits, so that TensorBoard ignores them. Some readers ignore
-    ``purge_step=0``.
-    """
-    for path in folder.glob(f"events.out.tfevents.*{SUFFIX}"):
-        path.rename(path.with_name(path.name.replace("tfevents", "earlier", 1)))
 
 
 def make_run_folder(root: Path) -> Path:

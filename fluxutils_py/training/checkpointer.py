@@ -498,7 +498,17 @@ class Preemption:
                 self._handlers[number] = signal.signal(number, self._on_signal)
 
     def on_step(self, loop: Loop) -> None:
-        number = self._signal if loop.ranks.is_single else self._signal_of_any_rank(loop)
+        number = self._signal
+        if not loop.ranks.is_single:
+            if loop.step < self._next:  # ranks exchange their signals only now and then
+                return
+            rate = (loop.step - self._step) / max(time.monotonic() - self._began, 1e-9)
+            signals, rates = zip(*loop.ranks.allgather((number, rate)), strict=True)
+            self._step = loop.step
+            self._began = time.monotonic()
+            # All ranks go by the speed of rank 0: they must exchange at the same steps.
+            self._next = loop.step + max(1, int(LOOK_EVERY * rates[0]))
+            number = max(signals)
         if not number:
             return
         self._signal = 0
@@ -511,18 +521,6 @@ class Preemption:
                 128 + number,
             )
         raise SystemExit(128 + number)
-
-    def _signal_of_any_rank(self, loop: Loop) -> int:
-        """Return the signal that a rank got, 0 if none; ranks exchange theirs only now and then."""
-        if loop.step < self._next:
-            return 0
-        rate = (loop.step - self._step) / max(time.monotonic() - self._began, 1e-9)
-        signals, rates = zip(*loop.ranks.allgather((self._signal, rate)), strict=True)
-        self._step = loop.step
-        self._began = time.monotonic()
-        # All ranks go by the speed of rank 0: they must exchange at the same steps.
-        self._next = loop.step + max(1, int(LOOK_EVERY * rates[0]))
-        return max(signals)
 
     def on_close(self, loop: Loop) -> None:
         for number, handler in self._handlers.items():

@@ -25,8 +25,13 @@ LIBRARIES = ("torch", "numpy", "fluxutils_py")
 # Values that are shown by their text. Files hold others (see plain_files): no NumPy scalars.
 PLAIN = (*PLAIN_TYPES, np.generic, torch.dtype, torch.Size)
 CALLABLES = (
-    *(functools.partial, SeqLoss, type, np.ufunc),
-    *(types.MethodType, types.FunctionType, types.BuiltinFunctionType),
+    functools.partial,
+    SeqLoss,
+    type,
+    np.ufunc,
+    types.MethodType,
+    types.FunctionType,
+    types.BuiltinFunctionType,
 )
 OF_MODULES = frozenset(vars(nn.Module()))
 # attributes that hold its state

@@ -90,8 +90,15 @@ class Predictor:
         self._used = False
         self._batch, self._chunk = self._window_size(model)
         self._states: list[list[Tensor]] = []
-        if keep_state and self.session.needs_context:
-            self._require_equal_history()
+        if keep_state and self.session.needs_context and any(x.kind == "int" for x in windows.x):
+            # the state cannot tell how many inputs each series has seen: integers have no NaN
+            lengths = windows.segments.length
+            if lengths.min() < min(windows.overlap, lengths.max()):
+                raise ShapeError(
+                    "return_state with integer inputs and a model without recurrent state needs "
+                    f"series of equal length, or of at least overlap={windows.overlap} steps; the "
+                    f"shortest has {lengths.min()}"
+                )
 
     def __iter__(self) -> Iterator[Prediction]:
         """Yield predictions, one group of series after the other, forward in time."""
@@ -214,20 +221,6 @@ class Predictor:
         enough = cells // min(self.n_steps, MANY_SERIES_STEPS)
         n_series = min(self.n_series, max(min(MIN_SERIES, cells), enough))
         return n_series, max(1, cells // n_series)
-
-    def _require_equal_history(self) -> None:
-        """Raise if the state cannot tell how many inputs each series has seen: integers have no
-        NaN.
-        """
-        lengths = self.windows.segments.length
-        has_integers = any(x.kind == "int" for x in self.windows.x)
-        needed = min(self.windows.overlap, lengths.max())
-        if has_integers and lengths.min() < needed:
-            raise ShapeError(
-                "return_state with integer inputs and a model without recurrent state needs "
-                f"series of equal length, or of at least overlap={self.windows.overlap} steps; the "
-                f"shortest has {lengths.min()}"
-            )
 
 
 def _pad_history(
