@@ -59,26 +59,21 @@ class Frame:
         names = list(map(str, self.frame.columns))
         present = set(names)
         for column, argument in columns.items():
-            if column not in present:
-                raise DataError(
-                    f"{self.name} has no column {column!r} (columns: {', '.join(names)}), which "
-                    f"{argument} names{self._column_remedy(column, argument, names)}"
-                )
-
-    def _column_remedy(
-        self,
-        column: str,
-        argument: str,
-        names: list[str],
-    ) -> str:
-        # of pandas, whose index narwhals does not show as a column
-        if column in getattr(getattr(self.frame.to_native(), "index", None), "names", ()):
-            return f"; it is in the index: give {self.name}.reset_index()"
-        # before the advice for wide frames: a slip in a name is more common
-        if near := difflib.get_close_matches(column, names, 1):
-            return f"; did you mean {near[0]!r}?"
-        is_id = argument == "id_col"
-        return "; of one series per column make rows of each, as with pandas.melt" if is_id else ""
+            if column in present:
+                continue
+            remedy = ""
+            # of pandas, whose index narwhals does not show as a column
+            if column in getattr(getattr(self.frame.to_native(), "index", None), "names", ()):
+                remedy = f"; it is in the index: give {self.name}.reset_index()"
+            # before the advice for wide frames: a slip in a name is more common
+            elif near := difflib.get_close_matches(column, names, 1):
+                remedy = f"; did you mean {near[0]!r}?"
+            elif argument == "id_col":
+                remedy = "; of one series per column make rows of each, as with pandas.melt"
+            raise DataError(
+                f"{self.name} has no column {column!r} (columns: {', '.join(names)}), which "
+                f"{argument} names{remedy}"
+            )
 
     def dtype(self, column: str) -> Any:
         """Return the narwhals type of a column.

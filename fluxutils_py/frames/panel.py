@@ -228,7 +228,22 @@ def read_panel(
     for column, given in (values | dict(extra or {})).items():
         panel.values[column] = missing_values((panel.lengths.sum(),), given.dtype)
         panel.values[column][place] = given
-    panel.static.update(_read_static(static_df, frame, columns, series, panel.ids))
+    # the static covariates, of their frame or, without one, that of the series
+    if static_df is not None:
+        if not columns.stat:
+            raise DataError("static_df is given, but stat_exog_list names no covariates")
+        frame = Frame(static_df, "static_df")
+        frame.require({columns.id: "id_col"})
+        series = series_numbers(frame.labels(columns.id), panel.ids)
+        has_row = np.isin(np.arange(len(panel.ids)), series)
+        if not has_row.all():
+            label = panel.ids[int((~has_row).argmax())]
+            raise DataError(f"static_df has no row of series {label!r}")
+    frame.require(dict.fromkeys(columns.stat, "stat_exog_list"))
+    rule = "a static covariate has one value per series"
+    for column in columns.stat:
+        rows = frame.values(column)
+        panel.static[column] = value_per_series(frame, column, rows, panel.ids, series, rule)
     return panel
 
 
@@ -372,33 +387,6 @@ def grid_steps(
             "aggregate them"
         )
     return steps
-
-
-def _read_static(
-    static_df: object,
-    frame: Frame,
-    columns: Columns,
-    series: np.ndarray,
-    ids: np.ndarray,
-) -> dict[str, np.ndarray]:
-    """Return the static covariates from their frame, or from that of the series, whose rows are of
-    ``series``, if there is none.
-    """
-    if static_df is not None:
-        if not columns.stat:
-            raise DataError("static_df is given, but stat_exog_list names no covariates")
-        frame = Frame(static_df, "static_df")
-        frame.require({columns.id: "id_col"})
-        series = series_numbers(frame.labels(columns.id), ids)
-        has_row = np.isin(np.arange(len(ids)), series)
-        if not has_row.all():
-            raise DataError(f"static_df has no row of series {ids[int((~has_row).argmax())]!r}")
-    frame.require(dict.fromkeys(columns.stat, "stat_exog_list"))
-    rule = "a static covariate has one value per series"
-    return {
-        column: value_per_series(frame, column, frame.values(column), ids, series, rule)
-        for column in columns.stat
-    }
 
 
 def value_per_series(

@@ -212,28 +212,23 @@ def _check_rows(array: np.ndarray, n_rows: int, inputs: Inputs, name: str) -> No
     """Raise ValueError, as scikit-learn does, unless there are as many rows as series, or steps of
     a view.
     """
-    remedy = _transpose_remedy(len(array), n_rows, inputs)
-    remedy = remedy or _one_series_remedy(array, n_rows, inputs, name.split()[-1])
+    n = len(array)
+    remedy = _transpose_remedy(n, n_rows, inputs)
+    y = name.split()[-1]
+    of_steps = f"{y}[None, None]" if array.ndim == 1 else f"{y}.T[:, None]"
+    if not remedy and inputs.form == "native" and n == inputs.T != n_rows == 1:
+        remedy = f"; for a target at each of its {n} steps, give {of_steps}"
+    if inputs.form == "rows" and n == inputs.columns != n_rows:
+        remedy = (
+            f"; if x is one series (F, T), give x[:, None] and {of_steps}; if a matrix of features "
+            "by samples, give x.T"
+        )
     if remedy:
         x = f"x of shape (F, N, T) = {inputs.series[0].shape} has {n_rows} series"
         if inputs.form == "rows":
             x = f"the matrix x has {n_rows}, and {inputs.columns} columns"
-        raise ShapeError(f"{name} has {len(array)} rows, but {x}{remedy}")
+        raise ShapeError(f"{name} has {n} rows, but {x}{remedy}")
     check_consistent_length(np.empty(n_rows), array)
-
-
-def _one_series_remedy(array: np.ndarray, n_rows: int, inputs: Inputs, y: str) -> str:
-    """Say how to give the targets of all steps of one series; "" if they do not look like that."""
-    n = len(array)
-    of_steps = f"{y}[None, None]" if array.ndim == 1 else f"{y}.T[:, None]"
-    if inputs.form == "native" and n == inputs.T != n_rows == 1:
-        return f"; for a target at each of its {n} steps, give {of_steps}"
-    if inputs.form == "rows" and n == inputs.columns != n_rows:
-        return (
-            f"; if x is one series (F, T), give x[:, None] and {of_steps}; if a matrix of features "
-            "by samples, give x.T"
-        )
-    return ""
 
 
 def _transpose_remedy(n: int, n_rows: int, inputs: Inputs) -> str:
