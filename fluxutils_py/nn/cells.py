@@ -351,7 +351,7 @@ class CellStack(nn.Module):
 class _CellLayer(Recur):
     """A Recur around a stack of cells that it builds itself."""
 
-    cell: Callable[..., _Cell]
+    _cell: Callable[..., _Cell]
     n_in: int
     n_out: int
     num_layers: int
@@ -368,7 +368,7 @@ class _CellLayer(Recur):
         self.dropout = check_probability(self, "dropout", dropout)
         # each cell but the first reads the outputs of the one before
         sizes = [self.n_in] + [self.n_out] * (self.num_layers - 1)
-        cells = [self.cell(size, self.n_out) for size in sizes]
+        cells = [self._cell(size, self.n_out) for size in sizes]
         super().__init__(CellStack(cells, self.dropout), trainable_init)
 
 
@@ -401,7 +401,7 @@ class FLSTM(_CellLayer):
     torch.Size([7, 4, 5])
     """
 
-    cell = FLSTMCell
+    _cell = FLSTMCell
 
 
 class SGRU(_CellLayer):
@@ -414,7 +414,7 @@ class SGRU(_CellLayer):
     torch.Size([7, 4, 5])
     """
 
-    cell = SGRUCell
+    _cell = SGRUCell
 
 
 class MGU(_CellLayer):
@@ -427,7 +427,7 @@ class MGU(_CellLayer):
     torch.Size([7, 4, 5])
     """
 
-    cell = MGUCell
+    _cell = MGUCell
 
 
 class SMGU(_CellLayer):
@@ -440,7 +440,7 @@ class SMGU(_CellLayer):
     torch.Size([7, 4, 5])
     """
 
-    cell = SMGUCell
+    _cell = SMGUCell
 
 
 class HFGRU(_CellLayer):
@@ -476,5 +476,5 @@ class HFGRU(_CellLayer):
         self.alpha = float(alpha)  # before the cells are made, which take it
         super().__init__(n_in, n_out, num_layers, dropout, trainable_init)
 
-    def cell(self, n_in: int, n_out: int) -> _Cell:
+    def _cell(self, n_in: int, n_out: int) -> _Cell:
         return HFGRUCell(n_in, n_out, self.alpha)

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from fluxutils_py.nn.recurrent import State
 from fluxutils_py.nn.seeding import gpus_of
 from fluxutils_py.nn.states import restore, sensitivities, snapshot
 from fluxutils_py.tree import tree_map
 
 
 @torch.no_grad()
-def first_nonfinite(
-    model: nn.Module, run: Callable[[], object], begin: Sequence[State | None] | None = None
-) -> str:
+def first_nonfinite(model: nn.Module, run: Callable[[], object]) -> str:
     """Call ``run()``, which calls the model; return where a number first was not finite, as the end
     of a clause.
 
-    Recurrent layers begin with the states ``begin``, by default with their present ones. State,
-    buffers and torch's random numbers are as before afterwards. An error of ``run`` ends the
+    State, buffers and torch's random numbers are as before afterwards. An error of ``run`` ends the
     search.
     """
     for name, p in model.named_parameters():
@@ -39,8 +35,6 @@ def first_nonfinite(
         hooks.append(m.register_forward_hook(partial(_note_place, places, name)))
     gpus = gpus_of(model)
     try:
-        if begin is not None:
-            restore(model, begin)
         # the error of ``run`` is not raised: the caller is about to raise another one
         with contextlib.suppress(Exception), torch.random.fork_rng(devices=gpus):
             run()

@@ -12,6 +12,7 @@ from torch import nn
 
 from fluxutils_py.nn.first_nonfinite import first_nonfinite, is_finite
 from fluxutils_py.nn.recurrent import State
+from fluxutils_py.nn.states import restore
 
 
 def find_nonfinite(
@@ -28,13 +29,19 @@ def find_nonfinite(
     """
     if not is_finite(getattr(batch, "inputs", batch)):
         return ""
+
+    def again() -> None:
+        if states is not None:
+            restore(model, states)
+        run(batch)
+
     # the global generators of Python and NumPy, which a user's loss may draw from
     of_python = random.getstate()
     of_numpy = np.random.get_state()  # noqa: NPY002  # the generator that old code draws from
     try:
         # Compiled code calls no hooks, by which the first module is found.
         with torch.compiler.set_stance("force_eager"):
-            return first_nonfinite(model, lambda: run(batch), states)
+            return first_nonfinite(model, again)
     finally:
         random.setstate(of_python)
         np.random.set_state(of_numpy)  # noqa: NPY002  # as above
