@@ -51,12 +51,23 @@ def atomic_path(path: Any, *, replace: bool = True) -> Iterator[str]:
         yield new
         _flush(new, os.O_RDWR)
         if not replace:
-            _move_to_free_name(new, target)
+            try:
+                os.link(new, target)
+            except FileExistsError:
+                raise
+            except OSError as error:  # a file system without such links
+                if os.path.lexists(target):
+                    taken = errno.EEXIST
+                    raise FileExistsError(taken, os.strerror(taken), target) from error
+                os.rename(new, target)
         else:
             if os.path.exists(target):
                 shutil.copymode(target, new)
             os.replace(new, target)
-        flush_folder(target)
+        # the name, too, is then on the disk
+        if os.name == "posix":
+            with contextlib.suppress(OSError):  # some file systems cannot
+                _flush(os.path.dirname(target) or os.curdir, os.O_RDONLY)
 
 
 @contextlib.contextmanager
@@ -72,7 +83,10 @@ def temporary_path(target: str) -> Iterator[str]:
     if folder and not os.path.isdir(folder):
         raise FileNotFoundError(f"{folder}: there is no such folder to write to")
     remove_leftovers(target)
-    new = os.path.join(folder, _temporary_name(name))
+    process = os.getpid()
+    owner = f"{_host()}-{process}-{_beginning_of(process)}"
+    shortened = _shortened(name)  # no more bytes than file systems accept
+    new = os.path.join(folder, f".{shortened}.{owner}-{secrets.token_hex(4)}.part")
     try:
         yield new
     finally:
@@ -94,14 +108,14 @@ def remove_leftovers(target: str) -> None:
         return
     for path, owner in found:
         with contextlib.suppress(OSError):  # another process has removed it, or it is another's
-            if owner is not None and _is_left(path, **owner.groupdict()):
+            if owner is None:
+                continue
+            if owner["host"] != _host():
+                is_left = time.time() - os.stat(path).st_mtime > OLD
+            else:
+                is_left = _beginning_of(int(owner["process"])) != owner["began"]
+            if is_left:
                 _remove(path)
-
-
-def _is_left(path: str, host: str, process: str, began: str) -> bool:
-    if host != _host():
-        return time.time() - os.stat(path).st_mtime > OLD
-    return _beginning_of(int(process)) != began
 
 
 def _host() -> str:
@@ -143,25 +157,6 @@ def _remove(path: str) -> None:
         os.unlink(path)
 
 
-def _move_to_free_name(new: str, target: str) -> None:
-    """Rename a file; raise FileExistsError if there is one of the new name."""
-    try:
-        os.link(new, target)
-    except FileExistsError:
-        raise
-    except OSError as error:  # a file system without such links
-        if os.path.lexists(target):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), target) from error
-        os.rename(new, target)
-
-
-def flush_folder(path: str) -> None:
-    """Write the names in the folder of a file to the disk, where the system can."""
-    if os.name == "posix":
-        with contextlib.suppress(OSError):  # some file systems cannot
-            _flush(os.path.dirname(path) or os.curdir, os.O_RDONLY)
-
-
 def _require_replaceable(target: str, shown: str) -> None:
     try:
         mode = os.lstat(target).st_mode
@@ -182,13 +177,6 @@ def _require_replaceable(target: str, shown: str) -> None:
             "name",
             shown,
         )
-
-
-def _temporary_name(name: str) -> str:
-    """Return a name in the same folder, with no more bytes than file systems accept."""
-    process = os.getpid()
-    owner = f"{_host()}-{process}-{_beginning_of(process)}"
-    return f".{_shortened(name)}.{owner}-{secrets.token_hex(4)}.part"
 
 
 def _shortened(name: str) -> str:

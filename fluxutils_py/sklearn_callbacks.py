@@ -100,11 +100,8 @@ def run_with_callbacks(est: Any, fit: Callable[[], Result]) -> Result:
     if not has_callbacks(est):
         return fit()
 
-    def managed(_: object) -> Result:
-        return fit()
-
     try:
-        result: Result = with_callbacks(managed)(est)
+        result: Result = with_callbacks(lambda _: fit())(est)
         return result
     finally:
         _running.pop(est, None)

@@ -355,7 +355,14 @@ def check_named_axes(array: Any, name: str, rows: str = "features") -> None:
     ``axes``. ``rows`` are the first axis of an array of two.
     """
     if isinstance(array, h5py.Dataset):
-        _check_axes_attribute(array, name)
+        axes = array.attrs.get("axes", "FNT")
+        if isinstance(axes, bytes):  # of fixed length
+            axes = axes.decode()
+        if axes != "FNT":
+            raise ShapeError(
+                f"{name} is a dataset of shape {array.shape} whose attribute says axes={axes!r}, "
+                f"and arrays are (F, N, T): use h5mmap({array.file.filename!r}, {array.name!r})"
+            )
         return
     dims = getattr(array, "dims", None)
     if not isinstance(dims, tuple) or not all(isinstance(dim, str) for dim in dims):
@@ -377,17 +384,6 @@ def _usual_order(dims: tuple[str, ...]) -> tuple[str, ...]:
     features = [dim for dim in dims if dim.lower() in FEATURES]
     others = [dim for dim in dims if dim not in (*times, *features)]
     return (*features, *others, *times)
-
-
-def _check_axes_attribute(dataset: h5py.Dataset, name: str) -> None:
-    axes = dataset.attrs.get("axes", "FNT")
-    if isinstance(axes, bytes):  # of fixed length
-        axes = axes.decode()
-    if axes != "FNT":
-        raise ShapeError(
-            f"{name} is a dataset of shape {dataset.shape} whose attribute says axes={axes!r}, "
-            f"and arrays are (F, N, T): use h5mmap({dataset.file.filename!r}, {dataset.name!r})"
-        )
 
 
 def check_no_empty_axis(array: Any, name: str, axes: tuple[str, ...]) -> None:

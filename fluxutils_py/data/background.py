@@ -175,8 +175,7 @@ class BackgroundDataLoader(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         return self
 
-    def __next__(self) -> T:
-        return self.take()
+    __next__ = __call__
 
     def _next_future(self, timeout: float | None) -> Future[T]:
         """Wait for the outcome whose turn it is, and ask for one more."""

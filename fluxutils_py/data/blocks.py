@@ -20,10 +20,7 @@ def block_slices(n_series: int, n_steps: int, n_features: int = 1) -> list[Recta
     """
     room = max(1, BLOCK // max(1, n_features))
     all_series = room // max(1, n_series)  # steps of a rectangle that is as high as the array
-    per_step = min(n_steps, max(math.isqrt(room), all_series))
-    per_step = max(1, per_step)
+    per_step = max(1, min(n_steps, max(math.isqrt(room), all_series)))
     per_series = max(1, room // per_step)
     # indbatch would take a NumPy integer for an array
-    series = indbatch(int(n_series), per_series)
-    steps = indbatch(int(n_steps), per_step)
-    return list(product(series, steps))
+    return list(product(indbatch(int(n_series), per_series), indbatch(int(n_steps), per_step)))

@@ -8,6 +8,7 @@ from itertools import product
 
 import numpy as np
 
+from fluxutils_py.data.arrays import is_nonblocking
 from fluxutils_py.data.blocks import Rectangle, block_slices
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.sequence_windows import SequenceWindows
@@ -25,13 +26,10 @@ def digest_series(s: SeriesArray, rows: Segments) -> str | None:
     It reads arrays in memory of any size, and arrays in files of up to 64 MiB. Memory order and
     byte order do not matter. It takes about 1 s per GB.
     """
-    n_values = s.F * s.N * s.T
-    n_bytes = n_values * s.dtype.itemsize
-    is_quick = s.in_memory or getattr(s.array, "nonblocking", False)
-    if not is_quick and n_bytes > WHOLE:
+    n_bytes = s.F * s.N * s.T * s.dtype.itemsize
+    if not is_nonblocking(s.array) and n_bytes > WHOLE:
         return None
-    rectangles = block_slices(s.N, s.T, s.F)
-    return _digest_blocks(s.stored_block, rectangles, rows)
+    return _digest_blocks(s.stored_block, block_slices(s.N, s.T, s.F), rows)
 
 
 def digest_sample(
@@ -72,8 +70,7 @@ def digest_arrays(*arrays: np.ndarray) -> str:
     """Digest arrays with their shapes and types, whatever their memory order and byte order."""
     digest = hashlib.sha256()
     for a in arrays:
-        header = f"{a.shape} {a.dtype.newbyteorder('=')}"
-        digest.update(header.encode())
+        digest.update(f"{a.shape} {a.dtype.newbyteorder('=')}".encode())
         digest.update(_bytes(a))
     return digest.hexdigest()[:DIGITS]
 
@@ -90,17 +87,14 @@ def _digest_blocks(
             continue
         block = read(series, steps)  # (F, B, S)
         if live is not None:  # what is never read, such as padding, may be anything
-            zero = block.dtype.type(0)
-            block = np.where(live, block, zero)
+            block = np.where(live, block, block.dtype.type(0))
         # contiguous where that is the fast layout
-        time_major = block.transpose(2, 1, 0)
-        digest.update(_bytes(time_major))
+        digest.update(_bytes(block.transpose(2, 1, 0)))
     return digest.hexdigest()[:DIGITS]
 
 
 def _bytes(a: np.ndarray) -> memoryview:
-    dtype = a.dtype.newbyteorder("=")
-    native = np.ascontiguousarray(a, dtype)
+    native = np.ascontiguousarray(a, a.dtype.newbyteorder("="))
     return native.reshape(-1).view(np.uint8).data
 
 
@@ -137,7 +131,7 @@ def shapes_and_digests(
     texts = {}
     for name, s, w in named_arrays(windows, validation):
         words = [f"{(s.F, s.N, s.T)} {s.dtype.newbyteorder('=')}"]
-        if s.in_memory or getattr(s.array, "nonblocking", False):
+        if is_nonblocking(s.array):
             words.append(f"digest {digest_sample(s, w.of_rank(w.segments), places=2)}")
         texts[name] = ", ".join(words)
     return texts

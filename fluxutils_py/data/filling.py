@@ -9,8 +9,7 @@ def last_positions(present: np.ndarray) -> np.ndarray:
     """Return, for each place along the last axis, the last one up to it that is present; -1 where
     there is none.
     """
-    n = present.shape[-1]
-    places = np.where(present, np.arange(n), -1)
+    places = np.where(present, np.arange(present.shape[-1]), -1)
     return np.maximum.accumulate(places, axis=-1)
 
 
@@ -34,11 +33,8 @@ def forward_fill(
     if not missing.any():
         return block[:, :, -1].copy()
     at = last_positions(~missing)
-    has_none = at < 0
-    at = np.maximum(at, 0)
-    filled = np.take_along_axis(block, at, 2)
-    before = state[:, :, None]
-    filled = np.where(has_none, before, filled)
+    filled = np.take_along_axis(block, np.maximum(at, 0), 2)
+    filled = np.where(at < 0, state[:, :, None], filled)
     # without the start, which is no value of the series: it is not to be carried on
     first = start[:, None, None].astype(block.dtype)
     complete = np.where(np.isnan(filled), first, filled)
@@ -48,8 +44,6 @@ def forward_fill(
 
 def last_values(block: np.ndarray) -> np.ndarray:
     """Return the last values (F, N) of a block (F, N, S), NaN where there is none."""
-    backwards = ~np.isnan(block[:, :, ::-1])
-    n_after = backwards.argmax(2)  # 0 where there is none: the last value, which is NaN
-    at = block.shape[2] - 1 - n_after
-    values = np.take_along_axis(block, at[:, :, None], 2)
-    return values[:, :, 0]
+    backwards = block[:, :, ::-1]
+    at = (~np.isnan(backwards)).argmax(2)  # 0 where there is none: the last value, which is NaN
+    return np.take_along_axis(backwards, at[:, :, None], 2)[:, :, 0]

@@ -86,8 +86,7 @@ def _read_folds(
     for which, part in rows.groups_by_start:
         begin = int(part.start[0])
         these = range(begin + steps.start, min(begin + steps.stop, n_steps))
-        block = read_block(x, range(n_features), part.series, these)
-        out[:, which, : len(these)] = block
+        out[:, which, : len(these)] = read_block(x, range(n_features), part.series, these)
     live = rows.step_mask(steps.start, steps.stop)
     return out if live is None else np.where(live.T, out, fill)
 

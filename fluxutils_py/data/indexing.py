@@ -48,7 +48,11 @@ def parse_axis_index(
     single = _as_integer(key)
     index = np.asarray(key if single is None else [single])
     if index.dtype == bool and index.ndim:  # a single boolean is no mask
-        return _places_of_mask(index, n, axis)
+        if index.shape != (n,):
+            raise IndexError(
+                f"a mask along axis {axis} must have {n} values, got shape {index.shape}"
+            )
+        return np.flatnonzero(index)
     if index.size == 0:  # NumPy gives an empty list the type float
         index = index.astype(np.intp)
     if index.ndim != 1 or index.dtype.kind not in "iu":
@@ -57,27 +61,14 @@ def parse_axis_index(
             f"got {key!r}"
         )
     places = index.astype(np.intp, copy=False)  # comparisons in small types overflow
-    has_wrapped = (places < 0) & (index > 0)  # a uint64
     outside = (places < -n) | (places >= n)
-    outside |= has_wrapped
+    outside |= (places < 0) & (index > 0)  # a uint64 that has wrapped
     if outside.any():
         raise IndexError(
             f"index {index[outside][0]} is out of bounds for axis {axis} with size {n}"
         )
     places = np.where(places < 0, places + n, places)
-    if single is None:
-        return places
-    return int(places[0])
-
-
-def _places_of_mask(
-    mask: np.ndarray,
-    n: int,
-    axis: int,
-) -> np.ndarray:
-    if mask.shape != (n,):
-        raise IndexError(f"a mask along axis {axis} must have {n} values, got shape {mask.shape}")
-    return np.flatnonzero(mask)
+    return places if single is None else int(places[0])
 
 
 def _as_integer(key: Any) -> int | None:
@@ -105,10 +96,8 @@ def compose_index(index: Index, which: Index) -> Index:
     """Return the places ``which`` of an index, as a range if they run up by one."""
     # a range of a range is one, without arrays
     if isinstance(index, range) and isinstance(which, range) and which.step > 0:
-        key = slice(which.start, which.stop, which.step)
-        return index[key]
-    chosen = np.asarray(which, dtype=np.intp)
-    places = np.asarray(index)[chosen]
+        return index[which.start : which.stop : which.step]
+    places = np.asarray(index)[np.asarray(which, dtype=np.intp)]
     if places.size == 0:
         return range(0)
     first = int(places[0])
@@ -179,7 +168,5 @@ def _read_axis_by_slices(read: ReadSlices, index: Sequence[Index], axis: int) ->
         with_run[axis] = range(int(rising[run.start]), int(rising[run.stop - 1]) + 1)
         blocks.append(read_slices(read, with_run))
     block = blocks[0] if len(blocks) == 1 else np.concatenate(blocks, axis)
-    has_repeats = len(order) > len(rising)
-    if has_repeats or (np.diff(order) != 1).any():
-        return block.take(order, axis)
-    return block
+    is_rising = len(order) == len(rising) and (np.diff(order) == 1).all()
+    return block if is_rising else block.take(order, axis)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import h5py
@@ -85,8 +85,8 @@ class LazyArray(DuckArray):
         self.series: Index = range(*n_series or [1]) if series is None else series
         self.steps: Index = range(n_steps) if steps is None else steps
         if dtype is None:
-            zeros = np.zeros((n_features, 1, 1), source.dtype)
-            trial = self._apply_all(zeros)  # for the F and dtype of the functions
+            # for the F and dtype of the functions
+            trial = self._apply_all(np.zeros((n_features, 1, 1), source.dtype))
             n_features, dtype = len(trial), trial.dtype
         self.dtype = np.dtype(dtype)
         self.shape = (n_features, len(self.series), len(self.steps))
@@ -100,10 +100,11 @@ class LazyArray(DuckArray):
     @property
     def keeps_features(self) -> bool:
         """Whether each feature is in its place in the source, and in the source's own source."""
-        functions: Sequence[Callable[..., np.ndarray]] = self.functions
-        if self.reader is not None:
-            functions = (self.reader, *functions)
-        return preserve_features(functions) and getattr(self.source, "keeps_features", True)
+        readers = () if self.reader is None else (self.reader,)
+        # of methods, the objects say so
+        owners = [getattr(f, "__self__", f) for f in (*readers, *self.functions)]
+        known = (isinstance(f, np.ufunc) or getattr(f, "keeps_features", False) for f in owners)
+        return all(known) and getattr(self.source, "keeps_features", True)
 
     @property
     def feature_names(self) -> tuple[str, ...] | None:
@@ -122,7 +123,13 @@ class LazyArray(DuckArray):
         series = [compose_index(self.series, which) for which in of_series]
         steps = compose_index(self.steps, of_steps)
         if self.reader is not None:
-            block = self._read_stretch(self.reader, series[0], steps)
+            # the consecutive steps that these are among
+            t = np.asarray(steps)
+            stretch = range(int(t.min()), int(t.max()) + 1)
+            block = self.reader(self.source, series[0], stretch)
+            # else the steps are the stretch itself, and the block may stay a view
+            if len(t) < len(stretch) or t[0] > stretch.start:
+                block = block[:, :, t - stretch.start]
         else:  # a function may need all features
             block = read_block(self.source, range(self.source.shape[0]), *series, steps)
         block = self._apply_all(block if series else block[:, None])
@@ -131,28 +138,10 @@ class LazyArray(DuckArray):
         block = block[as_key(features)]
         return block if series else block[:, 0]
 
-    def _read_stretch(self, reader: Reader, series: Index, steps: Index) -> np.ndarray:
-        """Read the consecutive steps that some steps are among."""
-        t = np.asarray(steps)
-        stretch = range(int(t.min()), int(t.max()) + 1)
-        block = reader(self.source, series, stretch)
-        # else the steps are the stretch itself, and the block may stay a view
-        if len(t) < len(stretch) or t[0] > stretch.start:
-            block = block[:, :, t - stretch.start]
-        return block
-
     def _apply_all(self, block: np.ndarray) -> np.ndarray:
         for f in self.functions:
             block = f(block)
         return block
-
-
-def preserve_features(functions: Sequence[Callable[..., np.ndarray]]) -> bool:
-    """Whether functions of blocks (F, n, t), or methods of such functions, say that they leave each
-    feature in its place.
-    """
-    owners = [getattr(f, "__self__", f) for f in functions]
-    return all(isinstance(f, np.ufunc) or getattr(f, "keeps_features", False) for f in owners)
 
 
 def select(source: Any, series: Index | None, steps: Index | None) -> Any:
@@ -193,9 +182,8 @@ def as_picklable(source: Any) -> Any:
     # the file lacks changes of mode "c", though joblib would send its name
     if root.mode == "c" or not source.size:
         return np.array(source)
-    address = source.__array_interface__["data"][0]
     first_byte = root.__array_interface__["data"][0] - root.offset  # of the file
-    offset = address - first_byte
+    offset = source.__array_interface__["data"][0] - first_byte
     return H5Map(str(root.filename), source.dtype, source.shape, source.strides, offset)
 
 
@@ -205,10 +193,9 @@ def _reopened(dataset: h5py.Dataset) -> H5Lazy:
     file = dataset.file
     path = os.path.realpath(os.fsdecode(file.filename))
     # other drivers have no descriptor, and a file open for writing keeps others out by its lock
-    if file.driver == "sec2" and file.mode == "r" and dataset.name and os.path.exists(path):
-        known = identity_of(file)
-        if identity_of(path).matches(known):
-            return H5Lazy(path, dataset.name, "FNT" if dataset.ndim == 3 else None)
+    is_plain = file.driver == "sec2" and file.mode == "r" and os.path.exists(path)
+    if is_plain and dataset.name and identity_of(path).matches(identity_of(file)):
+        return H5Lazy(path, dataset.name, "FNT" if dataset.ndim == 3 else None)
     raise DataError(
         f"{describe(file.filename, dataset.name)} cannot be opened in another process: it has no "
         "name, or its file was replaced, is not found from here, or is open with "

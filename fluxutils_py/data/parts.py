@@ -70,8 +70,7 @@ def part(
     # a negative rank would give a slice that counts from the end
     if not 0 <= rank < size:
         raise ValueError(f"rank must be from 0 to size - 1, got rank {rank} of size {size}")
-    arrays = _arrays(x)
-    n = _common_length(arrays, axis)
+    n = _common_length(_arrays(x), axis)
     return _cut(x, axis, array_split_slice(n, size, rank))
 
 

@@ -68,28 +68,23 @@ class RaggedArray(DuckArray):
         self.arrays = [_two_axes(a, f"{name}[{i}]") for i, a in enumerate(arrays)]
         if not self.arrays:
             raise ShapeError(f"{name} is an empty list; give at least one array of shape (F, T_i)")
-        self._require_equal_arrays()
-        self.lengths = np.array([a.shape[1] for a in self.arrays])
-        n_features = int(self.arrays[0].shape[0])
-        self.shape = (n_features, len(self.arrays), int(self.lengths.max()))
-        dtypes = {_native(a.dtype) for a in self.arrays}
-        self.dtype = np.result_type(*dtypes)  # of texts, the longest
-
-    def _require_equal_arrays(self) -> None:
         first = self.arrays[0]
         for i, a in enumerate(self.arrays):
             if a.shape[0] != first.shape[0]:
                 raise ShapeError(
-                    f"{self.name}[{i}] has {a.shape[0]} features and {self.name}[0] has "
-                    f"{first.shape[0]}; the arrays of a list are series (F, T_i) of equal "
-                    f"F{TIME_FIRST}"
+                    f"{name}[{i}] has {a.shape[0]} features and {name}[0] has {first.shape[0]}; "
+                    f"the arrays of a list are series (F, T_i) of equal F{TIME_FIRST}"
                 )
             are_texts = a.dtype.kind == first.dtype.kind == "U"  # of any length
             if _native(a.dtype) != _native(first.dtype) and not are_texts:
                 raise DataError(
-                    f"{self.name}[{i}] is of dtype {a.dtype} and {self.name}[0] of "
-                    f"{first.dtype}; convert them, as with astype"
+                    f"{name}[{i}] is of dtype {a.dtype} and {name}[0] of {first.dtype}; convert "
+                    "them, as with astype"
                 )
+        self.lengths = np.array([a.shape[1] for a in self.arrays])
+        self.shape = (int(first.shape[0]), len(self.arrays), int(self.lengths.max()))
+        # of texts, the longest
+        self.dtype = np.result_type(*{_native(a.dtype) for a in self.arrays})
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"arrays": [as_picklable(a) for a in self.arrays]}
@@ -110,11 +105,9 @@ class RaggedArray(DuckArray):
 
     def read(self, *index: Index) -> np.ndarray:
         features, series, steps = index
-        shape = [len(places) for places in index]
+        out = np.zeros([len(places) for places in index], self.dtype)  # "" for text
         if self.fill:
-            out = np.full(shape, self.fill, self.dtype)
-        else:
-            out = np.zeros(shape, self.dtype)  # "" for text
+            out[:] = self.fill
         for i, n in enumerate(series):
             array = self.arrays[n]
             length = self.lengths[n]
@@ -124,8 +117,7 @@ class RaggedArray(DuckArray):
             else:
                 places = np.asarray(steps)
                 inside = np.flatnonzero(places < length)
-                block = read_block(array, features, places[inside])
-                out[:, i, inside] = block
+                out[:, i, inside] = read_block(array, features, places[inside])
         return out
 
     def __setitem__(self, key: tuple[object, slice, slice], values: np.ndarray) -> None:
@@ -136,8 +128,7 @@ class RaggedArray(DuckArray):
         for i, series in enumerate(n):
             stop = min(t.stop, self.lengths[series])
             if t.start < stop:  # else the series ends before
-                n_steps = stop - t.start
-                self.arrays[series][:, t.start : stop] = values[:, i, :n_steps]
+                self.arrays[series][:, t.start : stop] = values[:, i, : stop - t.start]
 
 
 def as_ragged(value: Any, name: str) -> Any:

@@ -49,25 +49,18 @@ class Segments:
         return len(self.series)
 
     def __getitem__(self, which: slice | np.ndarray) -> Segments:
-        return Segments(
-            self.series[which],
-            self.start[which],
-            self.length[which],
-        )
+        return Segments(self.series[which], self.start[which], self.length[which])
 
     @cached_property
     def common_start(self) -> int | None:
         """The step at which all rows start, or None if they differ."""
         first = self.start[0]
-        if (self.start == first).all():
-            return int(first)
-        return None
+        return int(first) if (self.start == first).all() else None
 
     @cached_property
     def common_series(self) -> slice | None:
         """The series as a slice, or None if they are not consecutive, or none."""
-        distances = np.diff(self.series)
-        if not len(self) or (distances != 1).any():
+        if not len(self) or (np.diff(self.series) != 1).any():
             return None
         first = int(self.series[0])
         return slice(first, first + len(self))
@@ -77,13 +70,9 @@ class Segments:
         """Group the rows by their start; return each group with its positions, as a slice if evenly
         spaced.
         """
-        groups: list[tuple[slice | np.ndarray, Segments]] = []
-        for begin in np.unique(self.start):
-            # usually evenly spaced, as the folds of all series are
-            at = np.flatnonzero(self.start == begin)
-            group = self[at]
-            groups.append((_as_even_slice(at), group))
-        return groups
+        # usually evenly spaced, as the folds of all series are
+        places = [np.flatnonzero(self.start == begin) for begin in np.unique(self.start)]
+        return [(_as_even_slice(at), self[at]) for at in places]
 
     @cached_property
     def max_length(self) -> int:
@@ -133,8 +122,7 @@ class Segments:
         most = int(folds.max())
         if most == 1:
             return self
-        numbers = np.arange(len(self))
-        row = np.repeat(numbers, folds)
+        row = np.repeat(np.arange(len(self)), folds)
         k = np.concatenate([np.arange(f) for f in folds])  # which fold of its row
         # so many first folds have one step more
         size, n_longer = np.divmod(self.length[row], folds[row])
@@ -150,8 +138,7 @@ class Segments:
         """Return which steps exist: bool of shape (S, B), or None if all do."""
         if stop <= self.min_length:
             return None
-        steps = np.arange(start, stop)
-        return steps[:, None] < self.length
+        return np.arange(start, stop)[:, None] < self.length
 
     def outside(self, which: np.ndarray | slice, steps: np.ndarray) -> np.ndarray:
         """Return which of some steps (S,) of the series are in none of some rows: (B, S)."""
@@ -180,19 +167,16 @@ class Segments:
                 return None
         size = series.stop - series.start
         length = steps.stop - steps.start
-        is_after = self.series >= series.start
-        here = self[is_after & (self.series < series.stop)]
+        here = self[(self.series >= series.start) & (self.series < series.stop)]
         # within the window of steps
         begin = np.clip(here.start - steps.start, 0, length)
         end = np.clip(here.stop - steps.start, 0, length)
         # +1 where a row begins and -1 where it ends: the running sum counts the rows at a step
-        shape = (size, length + 1)
-        edges = np.zeros(shape, int)
+        edges = np.zeros((size, length + 1), int)
         line = here.series - series.start
         np.add.at(edges, (line, begin), 1)
         np.add.at(edges, (line, end), -1)
-        n_rows = edges.cumsum(1)
-        covered = n_rows[:, :-1] > 0
+        covered = edges.cumsum(1)[:, :-1] > 0
         return None if covered.all() else covered
 
 
@@ -202,9 +186,7 @@ def _as_even_slice(positions: np.ndarray) -> slice | np.ndarray:
     if (steps != steps[:1]).any():
         return positions
     step = int(steps[0]) if len(steps) else 1
-    first = int(positions[0])
-    last = int(positions[-1])
-    return slice(first, last + 1, step)
+    return slice(int(positions[0]), int(positions[-1]) + 1, step)
 
 
 @dataclass(frozen=True)
@@ -256,10 +238,8 @@ class SeriesShards:
         """
         counts = tuple(map(len, whole))
         owner = np.repeat(np.arange(len(counts)), counts)
-        numbers = [np.arange(n) for n in counts]
-        local = np.concatenate(numbers)
-        n_of_owner = np.array(counts)[owner]
-        places = (local + 0.5) / n_of_owner
+        local = np.concatenate([np.arange(n) for n in counts])
+        places = (local + 0.5) / np.array(counts)[owner]
         order = np.lexsort((owner, places))  # by place, at the same place by rank
         starts = np.concatenate([rows.start for rows in whole])
         lengths = np.concatenate([rows.length for rows in whole])
@@ -274,10 +254,8 @@ class SeriesShards:
 
     def of_rank(self, rows: Segments) -> Segments:
         """Return this rank's rows among those of all ranks, series as in its arrays."""
-        owner = self.owner[rows.series]
-        mine = rows[owner == self.rank]
-        local = self.local[mine.series]
-        return replace(mine, series=local)
+        mine = rows[self.owner[rows.series] == self.rank]
+        return replace(mine, series=self.local[mine.series])
 
     def common_numbers(self, local: np.ndarray) -> np.ndarray:
         """Return the numbers in the common order of series of this rank."""
@@ -289,9 +267,7 @@ class SeriesShards:
         first = np.cumsum([0, *self.counts])
         # a rank may send more than its values: all send arrays of one length
         parts = [v[:n] for v, n in zip(values, self.counts, strict=True)]
-        by_rank = np.concatenate(parts)
-        place = first[self.owner] + self.local
-        return by_rank[place]
+        return np.concatenate(parts)[first[self.owner] + self.local]
 
     def permute_within_ranks(self, order: np.ndarray, rows: Segments) -> np.ndarray:
         """Change a permutation of rows so that every rank keeps the places of its rows, in the
@@ -299,8 +275,6 @@ class SeriesShards:
         """
         owner = self.owner[rows.series]
         permuted = np.empty_like(order)
-        permuted_owner = owner[order]
         for rank in np.unique(owner):
-            of_rank = order[permuted_owner == rank]
-            permuted[owner == rank] = of_rank
+            permuted[owner == rank] = order[owner[order] == rank]
         return permuted

@@ -202,18 +202,24 @@ class SequenceWindows:
         for s in (*self.x, *self.y):
             if s.kind == "int" or (s.in_memory and all(map(_all_finite, s.stored_arrays))):
                 self._checked.add(id(s))
-        self._is_complete = self._lacks_nothing()
+        self._is_complete = not any(map(self._may_lack, (*self.x, *self.y)))
         arrays = self.x if self.one_target else (*self.x, *self.y)
         if all(s.in_memory for s in arrays) and any(id(s) not in self._checked for s in arrays):
             # some value is not finite: cutting raises unless it is where it may be
-            spans = self._spanning_rows()
+            # one row per series, from the first to the last of its steps that is in any row
+            _, n_series, n_steps = self.x[0].shape
+            rows = self.of_rank(self.segments)
+            starts = np.full(n_series, n_steps)
+            stops = np.zeros(n_series, int)
+            np.minimum.at(starts, rows.series, rows.start)
+            np.maximum.at(stops, rows.series, rows.stop)
+            starts = np.minimum(starts, stops)  # a series without rows has no steps
+            spans = Segments.from_lengths(n_series, n_steps, stops - starts, starts)
             for series, steps in block_slices(self.x[0].N, spans.max_length, self.x[0].F):
                 self.cut(spans[series], steps.start, steps.stop)
 
-    def _lacks_nothing(self) -> bool:
-        if any(map(self._may_hold_nan, (*self.x, *self.y))):
-            return False
-        return all(s.missing_label is None for s in self.y)
+    def _may_lack(self, s: SeriesArray) -> bool:
+        return s.missing_label is not None or self._may_hold_nan(s)
 
     @property
     def has_missing_targets(self) -> bool:
@@ -260,7 +266,9 @@ class SequenceWindows:
             spans = self._spans(group.max_length)
             for i, (start, stop, has_loss) in enumerate(spans):
                 following, _, goes_on = spans[i + 1] if i + 1 < len(spans) else (stop, stop, False)
-                n_overlap = self._overlap_of(start) if has_loss else 0
+                # the steps before a window with loss that are read again
+                earliest = 0 if self.overlap_into_burn_in else self.burn_in
+                n_overlap = min(self.overlap, start - earliest) if has_loss else 0
                 next_start = None
                 if self.overlap and has_loss and goes_on:
                     next_start = max(self.burn_in, following - self.overlap)
@@ -281,7 +289,11 @@ class SequenceWindows:
         With one target per series, these are the windows in which a series ends.
         """
         for index in self.indices():
-            if index.has_loss and (not self.one_target or _holds_an_end(index)):
+            ends = index.segments.length
+            first = index.start + index.n_overlap
+            if index.has_loss and (
+                not self.one_target or ((ends > first) & (ends <= index.stop)).any()
+            ):
                 yield index
 
     def read(self, index: WindowIndex) -> Window:
@@ -319,23 +331,6 @@ class SequenceWindows:
             for start in range(begin, end, self.seqsize)
         ]
 
-    def _overlap_of(self, start: int) -> int:
-        """Return how many steps before a window with loss are read again."""
-        earliest = 0 if self.overlap_into_burn_in else self.burn_in
-        return min(self.overlap, start - earliest)
-
-    def _spanning_rows(self) -> Segments:
-        """Return one row per series, from the first to the last of its steps that is in any row."""
-        n_series = self.x[0].N
-        n_steps = self.x[0].T
-        rows = self.of_rank(self.segments)
-        starts = np.full(n_series, n_steps)
-        stops = np.zeros(n_series, int)
-        np.minimum.at(starts, rows.series, rows.start)
-        np.maximum.at(stops, rows.series, rows.stop)
-        starts = np.minimum(starts, stops)  # a series without rows has no steps
-        return Segments.from_lengths(n_series, n_steps, stops - starts, starts)
-
     # -- what is in a window -----------------------------------------------------------------------
 
     def cut(
@@ -347,25 +342,26 @@ class SequenceWindows:
         index: WindowIndex | None = None,
     ) -> Window:
         """Read steps ``start`` to ``stop`` of some rows, as a window with this index."""
-        whole = self._is_complete and self.weight is None and stop <= rows.min_length
-        # for small windows, to look for what is missing takes as long as to read them
-        cut = self._cut_whole if whole else self._cut_masked
-        return cut(rows, start, stop, n_overlap, index)
-
-    def _cut_whole(
-        self, rows: Segments, start: int, stop: int, n_overlap: int, index: WindowIndex | None
-    ) -> Window:
-        """Read a window in which all steps count."""
-        x = tuple(s.read(rows, start, stop) for s in self.x)
-        y = tuple(s.read(rows, start, stop)[n_overlap:] for s in self.y)
-        return Window(x, y, None, None, (stop - start - n_overlap) * len(rows), index)
-
-    def _cut_masked(
-        self, rows: Segments, start: int, stop: int, n_overlap: int, index: WindowIndex | None
-    ) -> Window:
-        """Read a window in which steps may not count."""
         x = [s.read(rows, start, stop) for s in self.x]
         y = [s.read(rows, start, stop) for s in self.y]
+        # for small windows, to look for what is missing takes as long as to read them
+        if self._is_complete and self.weight is None and stop <= rows.min_length:
+            targets = tuple(v[n_overlap:] for v in y)
+            n_live = (stop - start - n_overlap) * len(rows)
+            return Window(tuple(x), targets, None, None, n_live, index)
+        return self._masked(x, y, rows, start, stop, n_overlap, index)
+
+    def _masked(
+        self,
+        x: list[np.ndarray],
+        y: list[np.ndarray],
+        rows: Segments,
+        start: int,
+        stop: int,
+        n_overlap: int,
+        index: WindowIndex | None,
+    ) -> Window:
+        """Return a window in which steps may not count."""
         missing = self._missing_values(y)  # (S, B, F) for each target, None if none is
 
         # Masks of steps are (S, B); None stands for all steps, which is common and costs nothing.
@@ -382,7 +378,7 @@ class SequenceWindows:
         missing_steps = None
         if not self.y:
             live = self._with_input(weighted, x)
-            missing_steps = _inverse(live)
+            missing_steps = None if live is None else ~live
         required = live  # steps whose inputs must be numbers
         if self.one_target:
             others = self._others_required(x, weighted, rows, start, stop)
@@ -405,7 +401,7 @@ class SequenceWindows:
         if mask is not None:
             mask = mask[n_overlap:]
             n_live = live_steps(mask, self._output_sizes if mask.shape[2] > 1 else [1])
-            w = _masked(w, mask)
+            w = mask if w is None else np.where(mask, w, 0)
         targets = tuple(v[n_overlap:] for v in y)
         return Window(tuple(x), targets, w, missing_steps, n_live, index)
 
@@ -508,11 +504,6 @@ class SequenceWindows:
         return np.where(nonfinite, v.dtype.type(np.nan if filling is None else filling), v)
 
 
-def _holds_an_end(index: WindowIndex) -> bool:
-    ends = index.segments.length
-    return bool(((ends > index.start + index.n_overlap) & (ends <= index.stop)).any())
-
-
 def _steps_with_target(
     missing: list[np.ndarray | None], outputs: np.ndarray | None
 ) -> np.ndarray | None:
@@ -540,14 +531,6 @@ def _loss_mask(outputs: np.ndarray | None, live: np.ndarray | None) -> np.ndarra
 
 def _with_axis(steps: np.ndarray | None) -> np.ndarray | None:
     return None if steps is None else steps[:, :, None]
-
-
-def _masked(weights: np.ndarray | None, mask: np.ndarray) -> np.ndarray:
-    return mask if weights is None else np.where(mask, weights, 0)
-
-
-def _inverse(steps: np.ndarray | None) -> np.ndarray | None:
-    return None if steps is None else ~steps
 
 
 def _both_masks(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:

@@ -99,7 +99,14 @@ class SeriesArray:
         if isinstance(array, np.ndarray):
             # as a plain ndarray, whose slices are made faster than those of a map
             self._plain = array.view(np.ndarray)
-            self._order = _copy_order(array.strides)
+            # The orders of axes in which to copy a block before it is transposed, and back. Runs
+            # of the memory stay innermost, features come next: then the transposition to (S, B, F)
+            # stays in the cache, with up to five times the speed that it has from a copy in the
+            # order of the memory (benchmarks/bench_windows.py). Where features run innermost, the
+            # block needs no transposition.
+            features, series, steps = map(abs, array.strides)
+            if features > min(series, steps):
+                self._order = SERIES_FIRST if steps <= series else STEPS_FIRST
         self.function: Function | None = None
 
     @property
@@ -116,8 +123,7 @@ class SeriesArray:
         mapped = copy.copy(self)  # shares the array
         mapped.function = function
         mapped.kind = "float"
-        trial = np.zeros((self.F, 1, 1), self.dtype)
-        mapped.dtype = function(trial).dtype
+        mapped.dtype = function(np.zeros((self.F, 1, 1), self.dtype)).dtype
         return mapped
 
     @property
@@ -183,60 +189,31 @@ class SeriesArray:
     ) -> np.ndarray:
         if hasattr(self.array, "read_segments"):  # computes its values: for all rows in one go
             return np.asarray(self.array.read_segments(rows, start, stop))
-        # scattered series of a file come in pieces, which _read_groups puts into one copy
+        # scattered series of a file come in pieces, which are put into one copy
         is_rectangle = rows.common_series is not None or self._plain is not None
         if rows.common_start is not None and is_rectangle:
-            return self._read_together(rows, start, stop)
-        if self._plain is not None and self._order is None:
-            return self._read_features(self._plain, rows, start, stop)
-        return self._read_groups(rows, start, stop)
-
-    def _read_together(
-        self,
-        rows: Segments,
-        start: int,
-        stop: int,
-    ) -> np.ndarray:
-        """Read rows that start together, as one rectangle."""
-        block = self._rectangle(rows, start, stop)
-        n_beyond = stop - start - block.shape[2]
-        if n_beyond > 0:  # past the end of the array: the caller masks these steps
-            padding = np.zeros((*block.shape[:2], n_beyond), block.dtype)
-            block = np.concatenate([block, padding], 2)
-        return block.transpose(2, 1, 0)
-
-    def _read_features(
-        self,
-        plain: np.ndarray,
-        rows: Segments,
-        start: int,
-        stop: int,
-    ) -> np.ndarray:
-        """Read any rows of an array whose features stand together in memory."""
-        steps = rows.start + np.arange(start, stop)[:, None]  # (S, B)
-        steps = np.minimum(steps, self.T - 1)  # beyond the end: the caller masks these steps
-        time_major = plain.transpose(2, 1, 0)
-        if time_major.flags.c_contiguous:
+            block = self._rectangle(rows, start, stop)
+            n_beyond = stop - start - block.shape[2]
+            if n_beyond > 0:  # past the end of the array: the caller masks these steps
+                padding = np.zeros((*block.shape[:2], n_beyond), block.dtype)
+                block = np.concatenate([block, padding], 2)
+            return block.transpose(2, 1, 0)
+        if self._plain is not None and self._order is None:  # features together in memory
+            steps = rows.start + np.arange(start, stop)[:, None]  # (S, B)
+            steps = np.minimum(steps, self.T - 1)  # beyond the end: the caller masks these steps
+            time_major = self._plain.transpose(2, 1, 0)
+            if not time_major.flags.c_contiguous:
+                return time_major[steps, rows.series]
             # as rows of a table: this takes a fourth of the time of two indices
             table = time_major.reshape(-1, self.F)
             return table.take(steps * self.N + rows.series, axis=0)
-        return time_major[steps, rows.series]
-
-    def _read_groups(
-        self,
-        rows: Segments,
-        start: int,
-        stop: int,
-    ) -> np.ndarray:
-        """Read any rows: those that start together, such as folds, as one rectangle each."""
+        # those that start together, such as folds, as one rectangle each
         there, back = self._order or SERIES_FIRST
         sizes = self.F, len(rows), stop - start
-        out = np.zeros([sizes[axis] for axis in there], self.dtype)
-        out = out.transpose(back)
+        out = np.zeros([sizes[axis] for axis in there], self.dtype).transpose(back)
         for which, part in rows.groups_by_start:
             block = self._rectangle(part, start, stop)
-            n_steps = block.shape[2]
-            out[:, which, :n_steps] = block
+            out[:, which, : block.shape[2]] = block
         return out.transpose(2, 1, 0)
 
     def _rectangle(
@@ -286,8 +263,9 @@ class SeriesArray:
         for part in groups:
             begin = part.common_start or 0
             steps = slice(begin + start, begin + stop)
-            for series in _slices_of_series(part):
-                views.append(self._plain[:, series, steps])
+            together = part.common_series
+            each = [slice(n, n + 1) for n in part.series] if together is None else [together]
+            views += [self._plain[:, series, steps] for series in each]
         self._map.willneed(*views)
 
 
@@ -348,27 +326,6 @@ def require_int64(values: np.ndarray, name: str) -> None:
         )
 
 
-def _slices_of_series(rows: Segments) -> list[slice]:
-    """Return the series of rows as slices, which give views: one if they are consecutive."""
-    if rows.common_series is not None:
-        return [rows.common_series]
-    return [slice(n, n + 1) for n in rows.series]
-
-
-def _copy_order(strides: tuple[int, ...]) -> tuple[Axes, Axes] | None:
-    """Return the orders of axes in which to copy a block before it is transposed, and back.
-
-    Runs of the memory stay innermost, features come next: then the transposition to (S, B, F) stays
-    in the cache, with up to five times the speed that it has from a copy in the order of the memory
-    (benchmarks/bench_windows.py). None where features run innermost: the block needs no
-    transposition.
-    """
-    features, series, steps = map(abs, strides)
-    if features <= min(series, steps):
-        return None
-    return SERIES_FIRST if steps <= series else STEPS_FIRST
-
-
 # -- where series begin and end --------------------------------------------------------------------
 
 
@@ -379,7 +336,7 @@ def find_bounds(arrays: Sequence[SeriesArray], rows: Segments) -> Segments | Non
     None if all steps of all rows are within. Reads little more than one step at each end, and the
     padding.
     """
-    if any(s.kind == "int" or s.dtype.kind == "b" for s in arrays):
+    if any(s.dtype.kind in "iub" for s in arrays):
         return None
     # most often: the first and the last step of each row have some
     if rows.min_length > 0 and all(

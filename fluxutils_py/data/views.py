@@ -104,8 +104,7 @@ class SequenceView(DuckArray):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
             raise ValueError("cannot return a view of sequences as a matrix without copying it")
-        array = np.asarray(self.native)
-        return np.array(self.to_rows(array), dtype)
+        return np.array(self.to_rows(np.asarray(self.native)), dtype)
 
     def __array_namespace__(self, api_version: str | None = None) -> ModuleType:
         return np
@@ -158,9 +157,8 @@ class SequenceView(DuckArray):
         return type(self)(self.array, index, self._names, self.context)
 
     def _native(self, index: Index) -> Any:
-        if self.axis == 1:
-            return select(self.array, index, None)
-        return select(self.array, None, index)
+        chosen = (index, None) if self.axis == 1 else (None, index)
+        return select(self.array, *chosen)
 
     def contiguous_runs(self) -> list[slice]:
         """Return slices of steps that follow each other in time; between them the state is
@@ -185,8 +183,7 @@ class SequenceView(DuckArray):
     def from_rows(cls, rows: np.ndarray, n_features: int) -> np.ndarray:
         """Return the (F, N, T) array of some rows: the inverse of :meth:`to_rows`."""
         n_rows, n_columns = rows.shape
-        n_others = n_columns // n_features
-        blocks = rows.reshape(n_rows, n_features, n_others)
+        blocks = rows.reshape(n_rows, n_features, n_columns // n_features)
         return np.moveaxis(blocks, 0, cls.axis)
 
 
@@ -203,8 +200,7 @@ class TimestepsView(SequenceView):
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        distances = np.diff(np.asarray(self.index))
-        if not (distances > 0).all():
+        if not (np.diff(np.asarray(self.index)) > 0).all():
             raise ValueError(
                 "time steps must stay in their order: a state that runs forward cannot be carried "
                 "through steps that are shuffled, reversed or repeated; split with TimeSeriesSplit "

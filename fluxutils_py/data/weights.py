@@ -63,7 +63,11 @@ class SampleWeight:
         elif shape == whole[1:]:
             if not isinstance(w, h5py.Dataset):  # the attribute is for arrays of three axes
                 check_named_axes(w, "sample_weight", "series")
-            w = w[None] if isinstance(w, np.ndarray) else _one_feature(w)
+            if isinstance(w, np.ndarray):
+                w = w[None]
+            else:  # not in memory
+                dtype = getattr(w, "dtype", float)
+                w = LazyArray(w, reader=_read_one_feature, shape=whole, dtype=dtype)
         elif shape != whole:
             raise ShapeError(
                 f"sample_weight has shape {shape}; expected ({n_series},), ({n_series}, {n_steps}) "
@@ -126,8 +130,7 @@ class SampleWeight:
         if self._per_series is None:
             return rows
         # weights of steps stay: the state must run through steps of weight 0
-        is_weighted = self._per_series > 0
-        return rows[is_weighted[rows.series]]
+        return rows[self._per_series[rows.series] > 0]
 
     def block(self, series: slice, steps: slice) -> np.ndarray:
         """Return weights as they were given, shape (B, S)."""
@@ -145,13 +148,8 @@ class SampleWeight:
         return self._array.read(rows, start, stop)[:, :, 0] * self.scale
 
 
-def _one_feature(weight: Any) -> LazyArray:
-    """Return weights (N, T) that are not in memory as an array (1, N, T)."""
-    dtype = getattr(weight, "dtype", float)
-    return LazyArray(weight, reader=_read_one_feature, shape=(1, *weight.shape), dtype=dtype)
-
-
 def _read_one_feature(weight: Any, series: Index, steps: range) -> np.ndarray:
+    """Read weights (N, T) that are not in memory as of one feature."""
     return read_block(weight, series, steps)[None]
 
 
@@ -252,8 +250,7 @@ def output_fractions(present: np.ndarray, sizes: Sequence[int]) -> np.ndarray:
     >>> output_fractions(np.array([[True, True, False], [True, False, False]]), [1, 2])
     array([0.75, 0.5 ])
     """
-    fractions = [part.mean(-1) for part in _by_target(present, sizes)]
-    return np.mean(fractions, 0)
+    return np.mean([part.mean(-1) for part in _by_target(present, sizes)], 0)
 
 
 def live_steps(present: np.ndarray, sizes: Sequence[int]) -> float:

@@ -97,7 +97,10 @@ class Explanation:
             Its ``figure`` and ``axes`` are where it was drawn.
         """
         matrix, names = self.stacked()
-        n_drawn = min(_n_steps_that_count(matrix), len(self.steps))
+        # the last steps that hold nearly all attributions, at least 10
+        sizes = abs(matrix).sum(0)[::-1].cumsum()
+        n_drawn = max(int(np.searchsorted(sizes, COVERED * sizes[-1])) + 1, 10)
+        n_drawn = min(n_drawn, len(self.steps))
         matrix = matrix[:, -n_drawn:]
         if axes is None:
             pyplot = require_package("matplotlib.pyplot", "plot", "Explanation.plot")
@@ -134,12 +137,6 @@ class Explanation:
             f"{self.value:.4g}, baseline {self.baseline_value:.4g}; {first}; "
             f"completeness {self.completeness:.1e})"
         )
-
-
-def _n_steps_that_count(matrix: np.ndarray) -> int:
-    """Return how many of the last steps hold nearly all attributions, at least 10."""
-    sizes = abs(matrix).sum(0)[::-1].cumsum()
-    return max(int(np.searchsorted(sizes, COVERED * sizes[-1])) + 1, 10)
 
 
 def _ranked(names: Iterable[Any], rows: Iterable[np.ndarray]) -> list[Share]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -138,25 +138,48 @@ def explain(
     score = Score(model.est.fitted_parts_.codec, past.at - windows[-1].start, output)
     ends = partial(past.ends, read_baselines(model, past, baseline))
     gradients = PathGradients(session, windows, ends, score)
-    integral = integrate_path(gradients, n_points)
-    explained = slice(windows[0].start, windows[-1].stop)
-    explanation = _explanation(model, past, explained, integral, score.name, int(series))
+    integral = gradients.integrate(n_points or FIRST_POINTS)
+    while n_points is None and completeness_error(integral) > TOLERANCE:
+        if integral.n_points >= MOST_POINTS:
+            break
+        integral = gradients.integrate(4 * integral.n_points)
+    attributions = integral.attributions
+    # what the model saw after the step in its window counts only where it had an influence
+    n_steps = past.at + 1 - windows[0].start
+    if not any(a[:, n_steps:].any() for a in attributions):
+        attributions = tuple(np.ascontiguousarray(a[:, :n_steps]) for a in attributions)
+    first = past.first + windows[0].start
+    names = model.feature_names()
+    several = len(attributions) > 1
+    explanation = Explanation(
+        attributions=attributions if several else attributions[0],
+        steps=np.arange(first, first + attributions[0].shape[1]),
+        feature_names=names if several else names[0],
+        value=integral.value,
+        baseline_value=integral.baseline_value,
+        completeness=completeness_error(integral),
+        n_points=integral.n_points,
+        series=int(series) % model.inputs.N,
+        step=past.first + past.at,
+        output=score.name,
+        explained=model.explained,
+    )
     check_explanation(explanation)
     return explanation
 
 
 def _windows(model: ExplainedModel, past: Past, session: InferenceSession) -> list[slice]:
     """Return the steps of the windows to run, the explained step in the last one."""
-    if session.mode != "windows":
+    if session.mode == "windows":
+        # the model may see later steps of a window: the same windows as in predict
+        size = min(past.windows.seqsize, past.n_steps)
+        start = past.at // size * size
+        stop = min(start + size, past.n_steps)
+        if session.needs_context:
+            return [slice(max(0, start - session.overlap), stop)]
+    else:
         size = window_size(model.model, sum(s.F for s in past.windows.x))
         stop = past.at + 1
-        return [slice(a, min(a + size, stop)) for a in range(0, stop, size)]
-    # the model may see later steps of a window: the same windows as in predict
-    size = min(past.windows.seqsize, past.n_steps)
-    start = past.at // size * size
-    stop = min(start + size, past.n_steps)
-    if session.needs_context:
-        return [slice(max(0, start - session.overlap), stop)]
     return [slice(a, min(a + size, stop)) for a in range(0, stop, size)]
 
 
@@ -190,10 +213,22 @@ class Score:
         self.output = output
         self.name = ""
 
-    def __call__(self, outputs: tuple[Tensor, ...]) -> Tensor:
+    def __call__(self, outputs: Tensors) -> Tensor:
         """Return the scores (B,) for outputs (S, B, G)."""
         if self.codec.classes is not None:
-            return self._of_class(outputs[0][self.at].double(), self.codec.classes)
+            scores = outputs[0][self.at].double()
+            classes = self.codec.classes
+            if self.output is None:
+                # the first row has the inputs
+                self.output = classes[int(scores[0].argmax())]
+            places = np.flatnonzero(classes == self.output)
+            if len(places) != 1:
+                raise DataError(f"output {self.output!r} is none of the classes {classes.tolist()}")
+            place = int(places[0])
+            self.name = f"score of {classes.tolist()[place]!r}"
+            if len(classes) == 2:
+                return scores[:, place] - scores[:, 1 - place]
+            return scores[:, place]
         sizes = [o.shape[2] for o in outputs]
         if self.output is None and sum(sizes) > 1:
             raise SpecError(
@@ -205,22 +240,7 @@ class Score:
         self.name = f"output {g}"
         value = torch.cat([o[self.at] for o in outputs], -1)[:, g].double()
         scale = self.codec.scale
-        if scale is None:
-            return value
-        return value * float(scale.scale[g]) + float(scale.mean[g])
-
-    def _of_class(self, scores: Tensor, classes: np.ndarray) -> Tensor:
-        if self.output is None:
-            # the first row has the inputs
-            self.output = classes[int(scores[0].argmax())]
-        places = np.flatnonzero(classes == self.output)
-        if len(places) != 1:
-            raise DataError(f"output {self.output!r} is none of the classes {classes.tolist()}")
-        place = int(places[0])
-        self.name = f"score of {classes.tolist()[place]!r}"
-        if len(classes) == 2:
-            return scores[:, place] - scores[:, 1 - place]
-        return scores[:, place]
+        return value if scale is None else value * float(scale.scale[g]) + float(scale.mean[g])
 
 
 def read_baselines(model: ExplainedModel, past: Past, given: Any) -> list[Tensor]:
@@ -262,18 +282,6 @@ def _given_baseline(model: ExplainedModel, given: object, n_features: int) -> np
     return values
 
 
-def integrate_path(gradients: PathGradients, n_points: int | None) -> PathIntegral:
-    """Integrate with this number of points, or with enough of them."""
-    if n_points is not None:
-        return gradients.integrate(n_points)
-    points = FIRST_POINTS
-    integral = gradients.integrate(points)
-    while completeness_error(integral) > TOLERANCE and points < MOST_POINTS:
-        points *= 4
-        integral = gradients.integrate(points)
-    return integral
-
-
 def completeness_error(integral: PathIntegral) -> float:
     """Return what the sum of attributions lacks, relative to what they should explain."""
     total = sum(float(a.sum()) for a in integral.attributions)
@@ -281,37 +289,6 @@ def completeness_error(integral: PathIntegral) -> float:
     difference = integral.value - integral.baseline_value
     scale = max(abs(difference), size / 100)
     return abs(total - difference) / scale if scale > 0 else 0.0
-
-
-def _explanation(
-    model: ExplainedModel,
-    past: Past,
-    explained: slice,
-    integral: PathIntegral,
-    output: str,
-    series: int,
-) -> Explanation:
-    attributions = integral.attributions
-    # what the model saw after the step in its window counts only where it had an influence
-    n_steps = past.at + 1 - explained.start
-    if not any(a[:, n_steps:].any() for a in attributions):
-        attributions = tuple(np.ascontiguousarray(a[:, :n_steps]) for a in attributions)
-    first = past.first + explained.start
-    names = model.feature_names()
-    several = len(attributions) > 1
-    return Explanation(
-        attributions=attributions if several else attributions[0],
-        steps=np.arange(first, first + attributions[0].shape[1]),
-        feature_names=names if several else names[0],
-        value=integral.value,
-        baseline_value=integral.baseline_value,
-        completeness=completeness_error(integral),
-        n_points=integral.n_points,
-        series=series % model.inputs.N,
-        step=past.first + past.at,
-        output=output,
-        explained=model.explained,
-    )
 
 
 def check_explanation(e: Explanation) -> None:
@@ -465,7 +442,7 @@ class Past:
     def n_steps(self) -> int:
         return int(self.rows.length[0])
 
-    def read(self, steps: slice) -> tuple[tuple[Tensor, ...], Tensor | None]:
+    def read(self, steps: slice) -> tuple[Tensors, Tensor | None]:
         """Return the inputs (S, 1, F) of some steps, zero where there are none, and where that
         is, (S, 1).
         """
@@ -475,9 +452,7 @@ class Past:
             return tensors, None
         return tensors, torch.from_numpy(np.array(window.missing_steps)).to(self.device)
 
-    def ends(
-        self, baselines: Sequence[Tensor], steps: slice
-    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    def ends(self, baselines: Sequence[Tensor], steps: slice) -> Ends:
         """Return inputs and baselines of some steps, for baselines (1, 1, F) of each input; both
         are zero where there is no input, as in ``predict``.
         """
@@ -498,7 +473,10 @@ def read_past(model: ExplainedModel, series: int, step: int | None) -> Past:
     whole = inputs.local_series()[series : series + 1]
     end = int(whole.start[0] + whole.length[0])
     first = int(whole.start[0])
-    step = _read_step(step, first, end)
+    step = end - 1 if step is None else check_integer("step", step)
+    place = step if step >= 0 else end + step
+    if not first <= place < end:
+        raise ShapeError(f"step is {step}, but the series has the steps {first} to {end - 1}")
     # earlier rows with gaps between them are no past of one state
     if len(inputs.contiguous_runs()) > 1 or inputs.with_context(slice(0, inputs.T))[1]:
         raise ShapeError("rows of timesteps with gaps or context; explain the array (F, N, T)")
@@ -509,24 +487,14 @@ def read_past(model: ExplainedModel, series: int, step: int | None) -> Past:
         segments=whole,
     )
     parameter = next(model.model.parameters(), torch.empty(0))
-    past = Past(windows, whole, step - first, parameter.device, parameter.dtype)
+    past = Past(windows, whole, place - first, parameter.device, parameter.dtype)
     _, missing = past.read(slice(past.at, past.at + 1))
     if missing is not None and bool(missing.any()):
         raise DataError(
-            f"step {step} of series {series} has no inputs (NaN), so that there is no output to "
+            f"step {place} of series {series} has no inputs (NaN), so that there is no output to "
             "explain; choose another step, or give lengths= if the series ends before"
         )
     return past
-
-
-def _read_step(step: int | None, start: int, end: int) -> int:
-    if step is None:
-        return end - 1
-    check_integer("step", step)
-    place = int(step) if step >= 0 else end + int(step)
-    if not start <= place < end:
-        raise ShapeError(f"step is {step}, but the series has the steps {start} to {end - 1}")
-    return place
 
 
 # -- the gradient along a path of inputs, window by window -----------------------------------------
@@ -579,12 +547,16 @@ class PathGradients:
         """
         total: tuple[np.ndarray, ...] = ()
         value = baseline_value = 0.0
-        for places, weights in _rules(n_points):
+        # one rule of thousands of points takes minutes to find
+        n_parts = -(-n_points // MOST_ROWS)
+        for i, points in enumerate(np.array_split(np.arange(n_points), n_parts)):
+            nodes, weights = np.polynomial.legendre.leggauss(len(points))
+            # from [-1, 1] to the part of the path
+            places = (i + (nodes + 1) / 2) / n_parts
             # the two ends, of weight 0, tell the scores whose difference is to be explained
             rows = np.concatenate([[1.0, 0.0], places])
-            of_rows = np.concatenate([[0.0, 0.0], weights])
-            attributions, scores = self._attributions(rows, of_rows)
-            value, baseline_value = float(scores[0]), float(scores[1])
+            of_rows = np.concatenate([[0.0, 0.0], weights / 2 / n_parts])
+            attributions, (value, baseline_value, *_) = self._attributions(rows, of_rows)
             if total:
                 attributions = tuple(a + b for a, b in zip(total, attributions, strict=True))
             total = attributions
@@ -592,25 +564,36 @@ class PathGradients:
 
     def _attributions(
         self, places: np.ndarray, weights: np.ndarray
-    ) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+    ) -> tuple[tuple[np.ndarray, ...], list[float]]:
         """Return the weighted sum of attributions at places of the path, and the scores there."""
-        starts = self._states_at_starts(places)
+        # the states of all layers before each window
+        self.session.load(None, len(places))
+        starts: list[list[State | None]] = [[None for _ in snapshot(self.session.model)]]
+        for window in self.windows[:-1]:
+            with torch.no_grad():
+                self.session.run(_points(self.read(window), places))
+            # copies: a layer may go on in place
+            starts.append(_copies(snapshot(self.session.model)))
         sums: list[Tensors] = []
         carried: list[Tensor | None] = []
-        scores = np.empty(0)
+        scores: list[float] = []
         for window, start in zip(reversed(self.windows), reversed(starts), strict=True):
             is_last = window == self.windows[-1]
-            leaves = self._load_states(start)
+            # to which gradients go back; none for states of integers
+            leaves = [
+                t.requires_grad_() if t.is_floating_point() else None for t in _tensors(start)
+            ]
+            # a copy of a leaf may be changed in place, a leaf may not
+            restore(self.session.model, _copies(start))
             ends = self.read(window)
             floats, targets = self._run_with_graph(_points(ends, places), is_last)
             if is_last:
-                scores = targets[0].detach().double().cpu().numpy()
+                scores = targets[0].detach().double().tolist()
                 carried = [torch.as_tensor(weights).to(targets[0])]
             wanted = floats + [t for t in leaves if t is not None]
             # none where nothing before this window reaches the score
             gradients = _gradients(targets, carried, wanted)
             sums.append(_weigh(ends, gradients[: len(floats)]))
-            # none for states of integers
             of_states = iter(gradients[len(floats) :])
             carried = [None if t is None else next(of_states) for t in leaves]
         reset(self.session.model)
@@ -628,38 +611,6 @@ class PathGradients:
             if is_last:
                 return floats, [self.score(outputs)]
         return floats, _tensors([layer.state for layer in recurrent_layers(self.session.model)])
-
-    def _states_at_starts(self, places: np.ndarray) -> list[list[State | None]]:
-        """Run all windows but the last; return the states of all layers before each window."""
-        self.session.load(None, len(places))
-        starts: list[list[State | None]] = [[None for _ in snapshot(self.session.model)]]
-        for window in self.windows[:-1]:
-            with torch.no_grad():
-                self.session.run(_points(self.read(window), places))
-            # copies: a layer may go on in place
-            starts.append(_copies(snapshot(self.session.model)))
-        return starts
-
-    def _load_states(self, start: list[State | None]) -> list[Tensor | None]:
-        """Start from these states; return their tensors, to which gradients go back, with None
-        for one of integers.
-        """
-        leaves = []
-        for t in _tensors(start):
-            leaves.append(t.requires_grad_() if t.is_floating_point() else None)
-        # a copy of a leaf may be changed in place, a leaf may not
-        restore(self.session.model, _copies(start))
-        return leaves
-
-
-def _rules(n_points: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield the places and the weights of the points in each part of the path."""
-    # one rule of thousands of points takes minutes to find
-    n_parts = -(-n_points // MOST_ROWS)
-    for i, points in enumerate(np.array_split(np.arange(n_points), n_parts)):
-        nodes, weights = np.polynomial.legendre.leggauss(len(points))
-        # from [-1, 1] to the part
-        yield (i + (nodes + 1) / 2) / n_parts, weights / 2 / n_parts
 
 
 def _points(ends: Ends, places: np.ndarray) -> Tensors:

@@ -75,8 +75,9 @@ def from_frame(
     >>> list(series.to_frame(series.y).columns)
     ['town', 'at', 'load_hat']
     """
-    request = Request(id_col, time_col, _as_names(x, "x"), _as_names(y, "y"), per_series, freq)
-    return _read(df, request)
+    return _read(
+        df, Request(id_col, time_col, _as_names(x, "x"), _as_names(y, "y"), per_series, freq)
+    )
 
 
 def _as_names(columns: Sequence[str] | str | None, argument: str) -> tuple[str, ...]:
@@ -219,7 +220,13 @@ class FrameSeries:
             values = self._flat(prediction)[:, place]
         else:
             series = np.arange(panel.n_series)
-            values = self._per_series(np.asarray(prediction))
+            values = np.asarray(prediction)
+            if values.ndim == 0 or len(values) != panel.n_series:
+                raise ShapeError(
+                    f"the predictions have shape {values.shape}; expected (G, N, T) with "
+                    f"N={panel.n_series} series, or one row per series"
+                )
+            values = values.reshape(len(values), -1).T
         columns: dict[str, Any] = {}
         if self.request.id_col is not None:
             columns[self.request.id_col] = self.ids[series]
@@ -231,15 +238,6 @@ class FrameSeries:
         if self.index is not None and has_steps:
             frame.index = self.index
         return frame
-
-    def _per_series(self, values: np.ndarray) -> np.ndarray:
-        """Return predictions (N,) or (N, G) as (G, N)."""
-        if values.ndim == 0 or len(values) != self.panel.n_series:
-            raise ShapeError(
-                f"the predictions have shape {values.shape}; expected (G, N, T) with "
-                f"N={self.panel.n_series} series, or one row per series"
-            )
-        return values.reshape(len(values), -1).T
 
     def _column_names(self, names: Sequence[str] | None, n_outputs: int) -> list[str]:
         if names is None and len(self.target_names) == n_outputs:

@@ -59,26 +59,21 @@ class Frame:
         names = list(map(str, self.frame.columns))
         present = set(names)
         for column, argument in columns.items():
-            if column not in present:
-                raise DataError(
-                    f"{self.name} has no column {column!r} (columns: {', '.join(names)}), which "
-                    f"{argument} names{self._column_remedy(column, argument, names)}"
-                )
-
-    def _column_remedy(
-        self,
-        column: str,
-        argument: str,
-        names: list[str],
-    ) -> str:
-        # of pandas, whose index narwhals does not show as a column
-        if column in getattr(getattr(self.frame.to_native(), "index", None), "names", ()):
-            return f"; it is in the index: give {self.name}.reset_index()"
-        # before the advice for wide frames: a slip in a name is more common
-        if near := difflib.get_close_matches(column, names, 1):
-            return f"; did you mean {near[0]!r}?"
-        is_id = argument == "id_col"
-        return "; of one series per column make rows of each, as with pandas.melt" if is_id else ""
+            if column in present:
+                continue
+            remedy = ""
+            # of pandas, whose index narwhals does not show as a column
+            if column in getattr(getattr(self.frame.to_native(), "index", None), "names", ()):
+                remedy = f"; it is in the index: give {self.name}.reset_index()"
+            # before the advice for wide frames: a slip in a name is more common
+            elif near := difflib.get_close_matches(column, names, 1):
+                remedy = f"; did you mean {near[0]!r}?"
+            elif argument == "id_col":
+                remedy = "; of one series per column make rows of each, as with pandas.melt"
+            raise DataError(
+                f"{self.name} has no column {column!r} (columns: {', '.join(names)}), which "
+                f"{argument} names{remedy}"
+            )
 
     def dtype(self, column: str) -> Any:
         """Return the narwhals type of a column.
@@ -172,7 +167,15 @@ class Frame:
         numbers or booleans.
         """
         if labels and self.is_category(column):
-            return _typed_labels(self.labels(column, missing=True))
+            named = self.labels(column, missing=True)
+            absent = require("pandas").isna(named)
+            present = named[~absent].tolist()
+            # unless all are numbers, such as those of categories
+            if not present or not all(isinstance(v, bool | int | float) for v in present):
+                return named, absent
+            plain = np.zeros(len(named), np.array(present).dtype)
+            plain[~absent] = present
+            return plain, absent
         nw = require("narwhals")
         values = self.frame[column]
         is_boolean = values.dtype == nw.Boolean
@@ -314,32 +317,13 @@ def _with_type(
         # the values are in UTC
         utc = column.cast(nw.Datetime(dtype.time_unit)).dt.replace_time_zone("UTC")
         return utc.dt.convert_time_zone(zone)
-    if dtype.is_integer() and not _holds(dtype, values):
-        return column.cast(nw.Int64())
+    if dtype.is_integer():
+        bounds = np.iinfo(str(dtype).lower())
+        holds_all = ((values >= bounds.min) & (values <= bounds.max)).all()
+        return column.cast(dtype if holds_all else nw.Int64())
     # polars joins equal types only
     is_category = backend != "pandas" and dtype in (nw.Categorical, nw.Enum)
-    return (
-        column.cast(dtype) if dtype.is_temporal() or dtype.is_integer() or is_category else column
-    )
-
-
-def _holds(dtype: Any, values: np.ndarray) -> bool:
-    """Return whether an integer type of narwhals holds all values."""
-    bounds = np.iinfo(str(dtype).lower())
-    return bool(((values >= bounds.min) & (values <= bounds.max)).all())
-
-
-def _typed_labels(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return labels as numbers if all are, such as those of categories, and a mask of missing
-    ones.
-    """
-    missing = require("pandas").isna(labels)
-    known = labels[~missing].tolist()
-    if not known or not all(isinstance(label, bool | int | float) for label in known):
-        return labels, missing
-    numbers = np.zeros(len(labels), np.array(known).dtype)
-    numbers[~missing] = known
-    return numbers, missing
+    return column.cast(dtype) if dtype.is_temporal() or is_category else column
 
 
 def to_absolute(local: np.ndarray, zone: str | None) -> np.ndarray:

@@ -169,7 +169,16 @@ def infer_frequency(
         offset = pandas.tseries.frequencies.to_offset(pandas.Timedelta(elapsed))
         return Frequency("elapsed", elapsed, text=offset.freqstr)
     # months first: their lengths are whole days too
-    return _infer_months(usual, times, series) or _infer_days(usual, times, series)
+    months = _infer_months(usual, times, series)
+    if months is not None:
+        return months
+    n = usual // DAY
+    # business days: all of them occur, and a series has some on both sides of a weekend
+    weekday = (times // DAY + 3) % 7  # 1970 began on a Thursday
+    span = times - first_times(times, series)[series]
+    if n == 1 and np.array_equal(np.unique(weekday), range(5)) and span.max() > 4 * DAY:
+        return Frequency("business", 1, text="B")
+    return Frequency("days", usual, text=f"{n}D" if n % 7 else f"{n // 7}W")
 
 
 def _usual_difference(times: np.ndarray, series: np.ndarray) -> int | None:
@@ -199,16 +208,6 @@ def _infer_months(usual: int, times: np.ndarray, series: np.ndarray) -> Frequenc
         return Frequency("months", n, "end", f"{n}ME")
     same = Frequency("months", n, "same", f"{n} months")
     return same if same.steps_between(first_times(times, series)[series], times)[1].all() else None
-
-
-def _infer_days(usual: int, times: np.ndarray, series: np.ndarray) -> Frequency:
-    n = usual // DAY
-    # business days: all of them occur, and a series has some on both sides of a weekend
-    weekday = (times // DAY + 3) % 7  # 1970 began on a Thursday
-    span = times - first_times(times, series)[series]
-    if n == 1 and np.array_equal(np.unique(weekday), range(5)) and span.max() > 4 * DAY:
-        return Frequency("business", 1, text="B")
-    return Frequency("days", usual, text=f"{n}D" if n % 7 else f"{n // 7}W")
 
 
 def _to_days(times: np.ndarray) -> np.ndarray:

@@ -209,14 +209,41 @@ def read_panel(
         df, columns.arguments(), columns.id, columns.time, freq, zone
     )
     values = {columns.target: frame.numbers(columns.target, missing=True)}
-    _warn_future_rows(panel, columns.target, series, steps, values[columns.target])
+    # rows without a value, after the last value of all series
+    times = panel.frequency.add_steps(panel.first[series], steps)
+    known = times[~np.isnan(values[columns.target])]
+    future = times > known.max(initial=np.iinfo(times.dtype).min)
+    if future.any():
+        row = int(future.argmax())
+        warn(
+            f"{int(future.sum())} rows of {len(np.unique(series[future]))} series have no value of "
+            f"{columns.target!r}, and no series has a later one (row {row} of df, series "
+            f"{panel.ids[series[row]]!r} at {panel.time_text(series[row], steps[row])}): forecasts "
+            "begin after them. To forecast these times, leave the rows out, and give covariates "
+            "known ahead as futr_df"
+        )
     for column in (*columns.hist, *columns.futr):
         values[column] = frame.values(column, missing=column not in columns.futr)
     place = panel.offsets[series] + steps
     for column, given in (values | dict(extra or {})).items():
         panel.values[column] = missing_values((panel.lengths.sum(),), given.dtype)
         panel.values[column][place] = given
-    panel.static.update(_read_static(static_df, frame, columns, series, panel.ids))
+    # the static covariates, of their frame or, without one, that of the series
+    if static_df is not None:
+        if not columns.stat:
+            raise DataError("static_df is given, but stat_exog_list names no covariates")
+        frame = Frame(static_df, "static_df")
+        frame.require({columns.id: "id_col"})
+        series = series_numbers(frame.labels(columns.id), panel.ids)
+        has_row = np.isin(np.arange(len(panel.ids)), series)
+        if not has_row.all():
+            label = panel.ids[int((~has_row).argmax())]
+            raise DataError(f"static_df has no row of series {label!r}")
+    frame.require(dict.fromkeys(columns.stat, "stat_exog_list"))
+    rule = "a static covariate has one value per series"
+    for column in columns.stat:
+        rows = frame.values(column)
+        panel.static[column] = value_per_series(frame, column, rows, panel.ids, series, rule)
     return panel
 
 
@@ -251,14 +278,25 @@ def read_rows(
     if frame.n_rows == 0:
         raise DataError("df has no rows")
     labels = np.full(frame.n_rows, None) if id_col is None else frame.labels(id_col)
-    ids = sorted_labels(labels)
+    # not a set: labels that cannot be compared keep the order of the rows
+    different = dict.fromkeys(labels)
+    try:
+        ids = np.array(sorted(different), object)
+    except TypeError:  # labels of different types
+        ids = np.array(sorted(different, key=str), object)
     series = series_numbers(labels, ids)
     if time_col is None:
         at, zone = count_within(series), None
         frequency = COUNTED
     else:
         at, zone = frame.times(time_col, zone)
-        frequency = _read_frequency(freq, at, zone, series)
+        is_integer = at.dtype.kind == "i"
+        frequency = freq
+        if freq is None:
+            local = None if is_integer else _numbers(at, zone, True)
+            frequency = infer_frequency(at.astype(np.int64), local, series)
+        elif not isinstance(freq, Frequency):
+            frequency = parse_frequency(freq, is_integer)
         _require_kind(frame, time_col, at, frequency)
     times = _numbers(at, zone, frequency.is_local)
     first = first_times(times, series)
@@ -268,7 +306,17 @@ def read_rows(
     types = {column: frame.dtype(column) for column in (id_col, time_col) if column is not None}
     panel = Panel(ids, first, lengths, {}, {}, frequency, zone, types, frame.backend)
     # before the arrays, which have an element for each empty step too
-    _warn_empty_steps(panel, np.bincount(series))
+    n_rows = np.bincount(series)
+    # as where one is hourly and another daily
+    sparse = np.flatnonzero((n_rows >= FEW_ROWS) & (n_rows < LEAST_FILLED * lengths))
+    if len(sparse):
+        i = sparse[0]
+        warn(
+            f"{len(sparse)} of {panel.n_series} series have rows at few of their steps of "
+            f"freq={frequency.text!r} (series {ids[i]!r} at {n_rows[i]} of {lengths[i]}): all "
+            "other steps count as missing. Take series of different frequency apart, and write "
+            "rows with 0 where no row means 0"
+        )
     return frame, panel, series, grid_steps(frame, time_col or "", panel, series, times)
 
 
@@ -284,30 +332,10 @@ def missing_values(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return np.full(shape, value, dtype)
 
 
-def sorted_labels(labels: Iterable[Any]) -> np.ndarray:
-    # not a set: labels that cannot be compared keep the order of the rows
-    different = dict.fromkeys(labels)
-    try:
-        ordered = sorted(different)
-    except TypeError:  # labels of different types
-        ordered = sorted(different, key=str)
-    return np.array(ordered, object)
-
-
 def _numbers(at: np.ndarray, zone: str | None, is_local: bool) -> np.ndarray:
     """Return times as integers, or nanoseconds since 1970: in local time if ``is_local``."""
     absolute = at.astype(np.int64)
     return to_local(absolute, zone) if is_local else absolute
-
-
-def _read_frequency(freq: Any, at: np.ndarray, zone: str | None, series: np.ndarray) -> Frequency:
-    if isinstance(freq, Frequency):
-        return freq
-    is_integer = at.dtype.kind == "i"
-    if freq is not None:
-        return parse_frequency(freq, is_integer)
-    local = None if is_integer else _numbers(at, zone, True)
-    return infer_frequency(at.astype(np.int64), local, series)
 
 
 def _require_kind(frame: Frame, column: str, at: np.ndarray, frequency: Frequency) -> None:
@@ -359,68 +387,6 @@ def grid_steps(
             "aggregate them"
         )
     return steps
-
-
-def _warn_empty_steps(panel: Panel, n_rows: np.ndarray) -> None:
-    """Warn of series with a row at few of their steps, as where one is hourly and another daily."""
-    sparse = np.flatnonzero((n_rows >= FEW_ROWS) & (n_rows < LEAST_FILLED * panel.lengths))
-    if len(sparse):
-        i = sparse[0]
-        warn(
-            f"{len(sparse)} of {panel.n_series} series have rows at few of their steps of "
-            f"freq={panel.frequency.text!r} (series {panel.ids[i]!r} at {n_rows[i]} of "
-            f"{panel.lengths[i]}): all other steps count as missing. Take series of different "
-            "frequency apart, and write rows with 0 where no row means 0"
-        )
-
-
-def _warn_future_rows(
-    panel: Panel,
-    target: str,
-    series: np.ndarray,
-    steps: np.ndarray,
-    values: np.ndarray,
-) -> None:
-    """Warn of rows without a value, after the last value of all series."""
-    times = panel.frequency.add_steps(panel.first[series], steps)
-    future = times > times[~np.isnan(values)].max(initial=np.iinfo(times.dtype).min)
-    if not future.any():
-        return
-    row = int(future.argmax())
-    warn(
-        f"{int(future.sum())} rows of {len(np.unique(series[future]))} series have no value of "
-        f"{target!r}, and no series has a later one (row {row} of df, series "
-        f"{panel.ids[series[row]]!r} at {panel.time_text(series[row], steps[row])}): forecasts "
-        "begin after them. To forecast these times, leave the rows out, and give covariates known "
-        "ahead as futr_df"
-    )
-
-
-def _read_static(
-    static_df: object,
-    frame: Frame,
-    columns: Columns,
-    series: np.ndarray,
-    ids: np.ndarray,
-) -> dict[str, np.ndarray]:
-    """Return the static covariates from their frame, or from that of the series, whose rows are of
-    ``series``, if there is none.
-    """
-    if static_df is not None:
-        if not columns.stat:
-            raise DataError("static_df is given, but stat_exog_list names no covariates")
-        frame = Frame(static_df, "static_df")
-        frame.require({columns.id: "id_col"})
-        series = series_numbers(frame.labels(columns.id), ids)
-        has_row = np.isin(np.arange(len(ids)), series)
-        if not has_row.all():
-            raise DataError(f"static_df has no row of series {ids[int((~has_row).argmax())]!r}")
-    frame.require(dict.fromkeys(columns.stat, "stat_exog_list"))
-    rule = "a static covariate has one value per series"
-    return {
-        column: value_per_series(frame, column, frame.values(column), ids, series, rule)
-        for column in columns.stat
-    }
 
 
 def value_per_series(

@@ -254,12 +254,22 @@ def read_inputs(
         x, name, "(F, N, T), samples(x) or timesteps(x) of one, or a matrix with one row per sample"
     )
     if isinstance(x, SequenceView):
-        inputs = _read_view(x, name)
+        if len(x) == 0:
+            raise ValueError(  # in the words of scikit-learn
+                f"Found array with 0 sample(s) (shape={x.shape}) while a minimum of 1 is required."
+            )
+        inputs = Inputs(
+            series=(SeriesArray(x.native, name),),
+            form="timesteps" if isinstance(x, TimestepsView) else "samples",
+            columns=x.shape[1],
+            names=_as_names(x.feature_names),
+            view=x,
+        )
     elif is_native(x):
         inputs = _read_native(x, name)
     else:
         inputs = _read_rows(x, schema, name)
-        warn_short_rows(x, inputs, schema.longest, schema.estimator)
+        _warn_short_rows(x, inputs, schema)
     if schema.fitted is not None:
         _require_fitted_features(inputs, schema.fitted, schema.estimator, name)
     if starts is None and lengths is None:
@@ -332,12 +342,18 @@ def _read_native(x: object, name: str) -> Inputs:
     series = as_series(x if hasattr(x, "shape") else as_ragged(x, name), name)
     # feature_names_in_ of scikit-learn is for one array
     names = get_feature_names(x) if len(series) == 1 and hasattr(x, "shape") else None
+    lengths = [s.array.lengths for s in series if isinstance(s.array, RaggedArray)]
+    if lengths and len(lengths) < len(series):
+        raise ShapeError(
+            f"some of the {len(series)} arrays of {name} are lists of series; give all as lists, "
+            "or none"
+        )
     return Inputs(
         series=series,
         form="native",
         columns=feature_counts(series),
         names=_as_names(names),
-        lengths=_lengths_of_lists(series, name),
+        lengths=lengths[0] if lengths else None,
     )
 
 
@@ -368,17 +384,6 @@ def _as_names(names: tuple[str, ...] | None) -> np.ndarray | None:
     return None if names is None else np.array(names, dtype=object)
 
 
-def _lengths_of_lists(series: tuple[SeriesArray, ...], name: str) -> np.ndarray | None:
-    """Return the lengths of series in a list of arrays; None for plain arrays."""
-    lengths = [s.array.lengths for s in series if isinstance(s.array, RaggedArray)]
-    if lengths and len(lengths) < len(series):
-        raise ShapeError(
-            f"some of the {len(series)} arrays of {name} are lists of series; give all as lists, "
-            "or none"
-        )
-    return lengths[0] if lengths else None
-
-
 BATCH_FIRST = (
     ": arrays (N, T, F) become so by a.transpose(2, 0, 1), datasets by h5mmap(path, name, "
     "axes='NTF'); arrays (N, F, T), as aeon and sktime have them, by a.transpose(1, 0, 2)"
@@ -395,7 +400,15 @@ TRANSPOSES = {
 def check_aligned(a: SeriesArray, b: SeriesArray) -> None:
     """Check that two arrays hold the same series and the same time steps."""
     # first, because T of a list is the length of its longest series, and names no series
-    _require_equal_lengths(a, b)
+    first, second = (getattr(s.array, "lengths", None) for s in (a, b))
+    if first is not None and second is not None and len(first) == len(second):
+        differing = np.flatnonzero(first != second)
+        if len(differing):
+            i = int(differing[0])
+            remedy = f"; the arrays of a list are series (F, T_i){TIME_FIRST}" if a.F == b.F else ""
+            raise ShapeError(
+                f"{a.name}[{i}] has {first[i]} time steps and {b.name}[{i}] has {second[i]}{remedy}"
+            )
     for axis, unit, m, n in ((1, "series", a.N, b.N), (2, "time steps", a.T, b.T)):
         if m != n:
             raise ShapeError(
@@ -404,31 +417,23 @@ def check_aligned(a: SeriesArray, b: SeriesArray) -> None:
             )
 
 
-def _require_equal_lengths(a: SeriesArray, b: SeriesArray) -> None:
-    """Raise ShapeError if two lists of series differ in the length of one."""
-    first, second = (getattr(s.array, "lengths", None) for s in (a, b))
-    if first is None or second is None or len(first) != len(second):
-        return
-    differing = np.flatnonzero(first != second)
-    if len(differing):
-        i = int(differing[0])
-        remedy = f"; the arrays of a list are series (F, T_i){TIME_FIRST}" if a.F == b.F else ""
-        raise ShapeError(
-            f"{a.name}[{i}] has {first[i]} time steps and {b.name}[{i}] has {second[i]}{remedy}"
-        )
-
-
 def _other_layouts(a: SeriesArray, b: SeriesArray) -> str:
     """Say in which other layouts two arrays have equal N and T, and how they become (F, N, T); ""
     if in none.
     """
     if any(hasattr(s.array, "lengths") for s in (a, b)):  # lists have no axes to transpose
         return ""
-    cases = [
-        _describe_layouts(a, of_a, b, of_b)
-        for of_a, of_b in itertools.product(TRANSPOSES, repeat=2)
-        if _n_and_t(a, of_a) == _n_and_t(b, of_b)
-    ]
+    cases = []
+    for of_a, of_b in itertools.product(TRANSPOSES, repeat=2):
+        if _n_and_t(a, of_a) == _n_and_t(b, of_b):
+            # the last word of a name is a variable: "validation x" is x
+            remedies = [
+                f"{s.name.split()[-1]}.{TRANSPOSES[order]}"
+                for s, order in ((a, of_a), (b, of_b))
+                if TRANSPOSES[order]
+            ]
+            layouts = f"{a.name} is ({', '.join(of_a)}) and {b.name} ({', '.join(of_b)})"
+            cases.append(f"if {layouts}: {' and '.join(remedies)}")
     if not cases:
         return ""
     text = f". They have {', or '.join(cases)}"
@@ -444,32 +449,7 @@ def _n_and_t(s: SeriesArray, order: str) -> tuple[int, int]:
     return s.shape[order.index("N")], s.shape[order.index("T")]
 
 
-def _describe_layouts(a: SeriesArray, of_a: str, b: SeriesArray, of_b: str) -> str:
-    # the last word of a name is a variable: "validation x" is x
-    remedies = [
-        f"{s.name.split()[-1]}.{TRANSPOSES[order]}"
-        for s, order in ((a, of_a), (b, of_b))
-        if TRANSPOSES[order]
-    ]
-    layouts = f"{a.name} is ({', '.join(of_a)}) and {b.name} ({', '.join(of_b)})"
-    return f"if {layouts}: {' and '.join(remedies)}"
-
-
 # -- views and matrices --------------------------------------------------------------------------
-
-
-def _read_view(view: SequenceView, name: str) -> Inputs:
-    if len(view) == 0:
-        raise ValueError(  # in the words of scikit-learn
-            f"Found array with 0 sample(s) (shape={view.shape}) while a minimum of 1 is required."
-        )
-    return Inputs(
-        series=(SeriesArray(view.native, name),),
-        form="timesteps" if isinstance(view, TimestepsView) else "samples",
-        columns=view.shape[1],
-        names=_as_names(view.feature_names),
-        view=view,
-    )
 
 
 def _read_rows(x: object, schema: Schema, name: str) -> Inputs:
@@ -504,19 +484,19 @@ def _read_rows(x: object, schema: Schema, name: str) -> Inputs:
     return Inputs((SeriesArray(array, name),), "rows", n_columns, names)
 
 
-def warn_short_rows(x: object, inputs: Inputs, longest: int, estimator: str) -> None:
+def _warn_short_rows(x: object, inputs: Inputs, schema: Schema) -> None:
     """Warn of a matrix ``x`` whose rows are read as series of one step, for a model that was fitted
     on longer ones.
     """
-    if inputs.form not in ("rows", "samples") or inputs.T > 1 or longest == 1:
+    if inputs.form not in ("rows", "samples") or inputs.T > 1 or schema.longest == 1:
         return
     name = inputs.series[0].name
     values = "x.to_numpy()" if hasattr(x, "columns") else "x"
     warn(
         f"{name} is a matrix, each of whose rows is taken for a series of one step, but "
-        f"{estimator} was fitted on series of up to {longest} steps: nothing is carried from row "
-        f"to row. If the rows are the steps of one series, give {values}.T[:, None], or "
-        f"timesteps({values}.T[:, None])",
+        f"{schema.estimator} was fitted on series of up to {schema.longest} steps: nothing is "
+        "carried from row to row. If the rows are the steps of one series, give "
+        f"{values}.T[:, None], or timesteps({values}.T[:, None])",
         SingleStepWarning,
     )
 
@@ -610,9 +590,15 @@ def restrict_steps(inputs: Inputs, starts: object, lengths: object) -> Inputs:
             "starts and lengths are for series that differ; timesteps(x) has one row per step, "
             "common to all series"
         )
-    first = _first_steps(starts, inputs)
-    # checked after the starts: without lengths, a series runs from its start to the end
-    count = _step_counts(lengths, first, inputs)
+    last = inputs.T - 1
+    first = np.zeros(inputs.N, int)
+    if starts is not None:
+        first = _one_per_series("starts", starts, inputs.N, (0, last), f"0 to T-1={last}")
+    # without lengths, a series runs from its start to the end
+    count = inputs.T - first
+    if lengths is not None:
+        bounds = (1, inputs.T)
+        count = _one_per_series("lengths", lengths, inputs.N, bounds, f"1 to T={inputs.T}")
     beyond = np.flatnonzero(first + count > inputs.T)
     if len(beyond):
         n = int(beyond[0])
@@ -645,29 +631,9 @@ def without_padding(inputs: Inputs, fresh: bool | np.ndarray = True, ended: bool
     return replace(inputs, starts=starts, lengths=stop - first, trimmed=True)
 
 
-def _first_steps(starts: object, inputs: Inputs) -> np.ndarray:
-    if starts is None:
-        return np.zeros(inputs.N, int)
-    first = _one_per_series("starts", starts, inputs.N)
-    if first.min() < 0 or first.max() >= inputs.T:
-        raise DataError(
-            f"starts must be from 0 to T-1={inputs.T - 1}, got {first.min()} to {first.max()}"
-        )
-    return first
-
-
-def _step_counts(lengths: object, first: np.ndarray, inputs: Inputs) -> np.ndarray:
-    if lengths is None:
-        return inputs.T - first
-    count = _one_per_series("lengths", lengths, inputs.N)
-    if count.min() < 1 or count.max() > inputs.T:
-        raise DataError(
-            f"lengths must be from 1 to T={inputs.T}, got {count.min()} to {count.max()}"
-        )
-    return count
-
-
-def _one_per_series(name: str, value: object, n_series: int) -> np.ndarray:
+def _one_per_series(
+    name: str, value: object, n_series: int, bounds: tuple[int, int], expected: str
+) -> np.ndarray:
     # before asarray, which drops the mask
     reject_masked(value, name, fill="T" if name == "lengths" else "0")
     values = np.asarray(value)
@@ -676,6 +642,9 @@ def _one_per_series(name: str, value: object, n_series: int) -> np.ndarray:
             f"{name} must be {n_series} integers, one per series; got shape {values.shape} of "
             f"dtype {values.dtype}"
         )
+    least, most = bounds
+    if values.min() < least or values.max() > most:
+        raise DataError(f"{name} must be from {expected}, got {values.min()} to {values.max()}")
     return values.astype(int)
 
 
@@ -696,8 +665,18 @@ def read_weight(w: object, inputs: Inputs, *, beside_lengths: bool = False) -> S
         return _read_weights_of_list(w, inputs)
     reject_masked(check_source(w, "sample_weight"), "sample_weight", fill="0")
     weights = _as_weights(to_numpy(w), inputs)
-    if inputs.form == "timesteps":
-        weights = _weights_of_rows_of_steps(weights, inputs)
+    if inputs.form == "timesteps":  # of its rows, which are steps
+        shape = tuple(weights.shape)
+        if shape == (inputs.T,):  # a step counts the same in all series
+            weights = np.broadcast_to(np.asarray(weights), (inputs.N, inputs.T))
+        elif shape == (inputs.T, inputs.N):
+            weights = np.asarray(weights).T
+        elif shape != (1, inputs.N, inputs.T):
+            raise ShapeError(
+                f"sample_weight has shape {shape}; expected ({inputs.T},), ({inputs.T}, "
+                f"{inputs.N}) or (1, {inputs.N}, {inputs.T}) for {inputs.T} time steps of "
+                f"{inputs.N} series"
+            )
     _refuse_lengths(weights, inputs, beside_lengths)
     return SampleWeight(weights, inputs.N, inputs.T)
 
@@ -749,23 +728,6 @@ def _as_weights(w: Any, inputs: Inputs) -> Any:
             raise DataError("sample_weight is zero for all samples: there is nothing to learn from")
     is_array = hasattr(w, "shape") and not hasattr(w, "iloc")  # not a column of a data frame
     return w if is_array else np.asarray(w)
-
-
-def _weights_of_rows_of_steps(w: Any, inputs: Inputs) -> Any:
-    """Return weights of the rows of ``timesteps(x)``, which are steps, as weights of steps of
-    series.
-    """
-    if w.shape == (inputs.T,):  # a step counts the same in all series
-        return np.broadcast_to(np.asarray(w), (inputs.N, inputs.T))
-    if w.shape == (inputs.T, inputs.N):
-        return np.asarray(w).T
-    if w.shape != (1, inputs.N, inputs.T):
-        raise ShapeError(
-            f"sample_weight has shape {tuple(w.shape)}; expected ({inputs.T},), ({inputs.T}, "
-            f"{inputs.N}) or (1, {inputs.N}, {inputs.T}) for {inputs.T} time steps of "
-            f"{inputs.N} series"
-        )
-    return w
 
 
 def _read_weights_of_list(w: list[Any], inputs: Inputs) -> SampleWeight:

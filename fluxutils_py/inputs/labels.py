@@ -39,14 +39,10 @@ def is_label(labels: np.ndarray) -> np.ndarray:
         return ~np.isnan(labels)
     if labels.dtype.kind != "O":
         return np.ones(labels.shape, bool)
-    return np.array([_is_label_object(v) for v in labels.ravel()], bool).reshape(labels.shape)
-
-
-def _is_label_object(value: object) -> bool:
-    # by name, because pandas may not be installed
-    if value is None or type(value).__name__ in ("NAType", "NaTType"):
-        return False
-    return bool(value == value)  # NaN differs from itself
+    # by name, because pandas may not be installed; NaN differs from itself
+    kinds = ("NoneType", "NAType", "NaTType")
+    are_labels = [type(v).__name__ not in kinds and bool(v == v) for v in labels.ravel()]
+    return np.array(are_labels, bool).reshape(labels.shape)
 
 
 @dataclass(frozen=True, eq=False)

@@ -214,7 +214,27 @@ def moments(
             origin = np.where(np.isnan(origin), largest, origin)
         # differences are small, so their sums lose no digits; for a constant they are exactly 0
         values -= origin
-        total = total.merge(_moments_of_part(values, weight))
+        # weights (F, n) or (1, n), or (0, n): all count the same
+        count = np.full(len(values), values.shape[1])
+        added = values.sum(1)
+        if np.isnan(added).any():
+            is_known = ~np.isnan(values)
+            # without the steps that have no values, as if they were not there
+            some = is_known.any(0)
+            if not some.all():
+                rows = values, is_known, weight
+                values, is_known, weight = (np.compress(some, row, axis=1) for row in rows)
+            weight = is_known * weight if len(weight) else is_known
+        if len(weight):
+            np.copyto(values, 0, where=~(weight > 0))
+            count = weight.sum(1)
+            added = (weight * values).sum(1)
+        mean = added / np.where(count > 0, count, 1)
+        values -= mean[:, None]
+        np.square(values, out=values)
+        if len(weight):
+            values *= weight
+        total = total.merge(Moments(count, mean, values.sum(1)))
     count, distance, squares = total
     # a feature without values has no origin; its mean is 0
     origin = np.nan_to_num(origin[:, 0])
@@ -244,32 +264,6 @@ def _parts(blocks: Iterable[WeightedBlock], n_features: int) -> Iterator[np.ndar
             out = parts[:, start:stop].reshape(-1, *pieces[0].shape[1:])
             np.concatenate(pieces, out=out)
     yield parts[:, :stop]
-
-
-def _moments_of_part(values: np.ndarray, weight: np.ndarray) -> Moments:
-    """Return the moments of values (F, n), which are overwritten, with weights (F, n) or (1, n), or
-    (0, n): all count the same.
-    """
-    count = np.full(len(values), values.shape[1])
-    total = values.sum(1)
-    if np.isnan(total).any():
-        is_known = ~np.isnan(values)
-        # without the steps that have no values, as if they were not there
-        some = is_known.any(0)
-        if not some.all():
-            rows = values, is_known, weight
-            values, is_known, weight = (np.compress(some, row, axis=1) for row in rows)
-        weight = is_known * weight if len(weight) else is_known
-    if len(weight):
-        np.copyto(values, 0, where=~(weight > 0))
-        count = weight.sum(1)
-        total = (weight * values).sum(1)
-    mean = total / np.where(count > 0, count, 1)
-    values -= mean[:, None]
-    np.square(values, out=values)
-    if len(weight):
-        values *= weight
-    return Moments(count, mean, values.sum(1))
 
 
 def feature_text(feature: int | np.integer, names: np.ndarray | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -23,7 +23,9 @@ from fluxutils_py.inputs.targets import (
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.parallel.communicator import describe_by_rank
 
-Form = TypeVar("Form", bound="_Form")
+Arrays = list[tuple[int, np.dtype]]  # numbers of features, and types
+# What data of all ranks have in common: facts for messages, and arguments of what makes a stand-in.
+Form = tuple[Mapping[str, str], tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class ShardedReader(SeriesReader):
         RankError
             If ranks have inputs of different kinds; names the ranks.
         """
-        inputs = None
+        inputs = form = None
         if not is_empty(x):
             inputs = read_inputs(x, schema, name=name, **bounds)
             if inputs.form not in ("native", "samples"):
@@ -59,9 +61,19 @@ class ShardedReader(SeriesReader):
                     f"sharded=True divides series over ranks: give {name} as an array (F, N, T), "
                     "as a list of series (F, T_i), or as samples(x) of one"
                 )
-        form = self._agree_on(None if inputs is None else _InputForm.of(inputs), name)
+            facts, arrays = _describe_arrays(inputs.series)
+            # plain texts, which any communicator can send
+            names = None if inputs.names is None else tuple(map(str, inputs.names))
+            kind = "samples(x)" if inputs.form == "samples" else "an array"
+            facts = {
+                "the form": "a list of series" if inputs.is_list else kind,
+                **facts,
+                "the names of features": "none" if names is None else ", ".join(names),
+            }
+            form = facts, (inputs.form, inputs.is_list, arrays, names)
+        agreed = self._agree_on(form, name)
         if inputs is None:
-            inputs = form.stand_in(schema, name)
+            inputs = _stand_in(schema, name, *agreed)
         rows = inputs.local_series()
         # the series of a stand-in has no steps and is not counted
         rows_of_ranks = self.ranks.allgather(rows[rows.length > 0])
@@ -74,20 +86,34 @@ class ShardedReader(SeriesReader):
         weights, or none.
         """
         if inputs.is_stand_in:
-            form: _Form = self._agree_on(None, "sample_weight")
+            (is_given,) = self._agree_on(None, "sample_weight")
             # its value does not matter: the series has no steps
-            return SampleWeight(np.ones(1), 1, inputs.T) if form == _WEIGHTS else None
+            return SampleWeight(np.ones(1), 1, inputs.T) if is_given else None
         weight = read_weight(sample_weight, inputs, beside_lengths=beside_lengths)
-        self._agree_on(_NO_WEIGHTS if weight is None else _WEIGHTS, "sample_weight")
+        is_given = weight is not None
+        fact = {"the presence": "given" if is_given else "not given"}
+        self._agree_on((fact, (is_given,)), "sample_weight")
         return weight
 
     def targets(self, y: object, inputs: Inputs, schema: Schema) -> Targets:
         """Read the targets of this rank's series, see :func:`read_targets`."""
         if inputs.is_stand_in:
-            form: _TargetForm = self._agree_on(None, schema.target_name)
-            return form.stand_in(inputs.T, schema.target_name)
+            arrays, per_series, ndim = self._agree_on(None, schema.target_name)
+            stand_ins: list[Any] = [np.zeros((n, 1, inputs.T), dtype) for n, dtype in arrays]
+            if per_series:
+                ((n, dtype),) = arrays  # a matrix or a vector, so that there is just one
+                last = np.zeros(1, int)
+                stand_ins = [last_step_targets(np.zeros((1, n), dtype), inputs.T, last)]
+            series = tuple(SeriesArray(a, schema.target_name) for a in stand_ins)
+            return Targets(series, per_series, ndim)
         targets = read_targets(y, inputs, schema)
-        self._agree_on(_TargetForm.of(targets), schema.target_name)
+        facts, arrays = _describe_arrays(targets.series)
+        facts = {
+            "the meaning": f"one target per {'series' if targets.per_series else 'step'}",
+            **facts,
+            "the number of axes": str(targets.ndim),
+        }
+        self._agree_on((facts, (arrays, targets.per_series, targets.ndim)), schema.target_name)
         return targets
 
     def classes(
@@ -111,13 +137,9 @@ class ShardedReader(SeriesReader):
     def require_equal(self, values: Mapping[str, Any]) -> None:
         self.ranks.require_equal(values)
 
-    def _agree_on(
-        self,
-        form: Form | None,
-        name: str,
-    ) -> Form:
-        """Return the form that the data of all ranks have; None stands for a rank without series,
-        which uses that of the others.
+    def _agree_on(self, form: Form | None, name: str) -> tuple[Any, ...]:
+        """Return of the form that the data of all ranks have what makes a stand-in; None is that of
+        a rank without series.
 
         Raises
         ------
@@ -125,15 +147,15 @@ class ShardedReader(SeriesReader):
             On every rank, if no rank has series, or the forms differ.
         """
         forms = self.ranks.allgather(form)
-        first: Form | None = next((f for f in forms if f is not None), None)
-        if first is None:
+        known: list[Form] = [f for f in forms if f is not None]
+        if not known:
             self.ranks.raise_on_all(
                 DataError(f"no rank has any series: {name} is None, or without series, everywhere")
             )
-        # a rank without series agrees with any other
-        facts_of_ranks = [first.facts if f is None else f.facts for f in forms]
-        for fact in first.facts:
-            values = [facts[fact] for facts in facts_of_ranks]
+        facts, content = known[0]
+        for fact in facts:
+            # a rank without series agrees with any other
+            values = [(f or known[0])[0][fact] for f in forms]
             if len(set(values)) > 1:
                 self.ranks.raise_on_all(
                     RankError(
@@ -142,7 +164,7 @@ class ShardedReader(SeriesReader):
                         "types"
                     )
                 )
-        return first
+        return content
 
 
 def is_empty(x: object) -> bool:
@@ -155,100 +177,36 @@ def is_empty(x: object) -> bool:
     return shape is not None and len(shape) == 3 and shape[1] == 0
 
 
-class _ArrayForm(NamedTuple):
-    n_features: int
-    dtype: np.dtype
-
-    @classmethod
-    def of(cls, series: SeriesArray) -> _ArrayForm:
-        # in the byte order of the machine, which ranks need not share
-        return cls(series.F, series.dtype.newbyteorder("="))
-
-
-def _describe_arrays(arrays: Iterable[_ArrayForm]) -> dict[str, str]:
-    return {
-        "the features": ", ".join(str(a.n_features) for a in arrays),
-        "the dtype": ", ".join(str(a.dtype) for a in arrays),
+def _describe_arrays(series: Iterable[SeriesArray]) -> tuple[dict[str, str], Arrays]:
+    """Return what arrays have in common with those of other ranks, as facts and as it is."""
+    # in the byte order of the machine, which ranks need not share
+    arrays = [(s.F, s.dtype.newbyteorder("=")) for s in series]
+    facts = {
+        "the features": ", ".join(str(n) for n, _ in arrays),
+        "the dtype": ", ".join(str(dtype) for _, dtype in arrays),
     }
+    return facts, arrays
 
 
-@dataclass(frozen=True)
-class _Form:
-    """What data of all ranks have in common; ``facts`` names it for messages."""
-
-    facts: Mapping[str, str]
-
-
-_WEIGHTS = _Form({"the presence": "given"})
-_NO_WEIGHTS = _Form({"the presence": "not given"})
-
-
-@dataclass(frozen=True)
-class _InputForm(_Form):
-    form: str
-    is_list: bool
-    arrays: tuple[_ArrayForm, ...]
-    names: tuple[str, ...] | None
-
-    @classmethod
-    def of(cls, inputs: Inputs) -> _InputForm:
-        arrays = tuple(map(_ArrayForm.of, inputs.series))
-        # plain texts, which any communicator can send
-        names = None if inputs.names is None else tuple(map(str, inputs.names))
-        form = "samples(x)" if inputs.form == "samples" else "an array"
-        facts = {
-            "the form": "a list of series" if inputs.is_list else form,
-            **_describe_arrays(arrays),
-            "the names of features": "none" if names is None else ", ".join(names),
-        }
-        return cls(facts, inputs.form, inputs.is_list, arrays, names)
-
-    def stand_in(
-        self,
-        schema: Schema,
-        name: str,
-    ) -> Inputs:
-        """Return inputs of this form of one series, of zeros and length 0."""
-        arrays = [np.zeros((a.n_features, 1, 1), a.dtype) for a in self.arrays]
-        x: list[Any] = [[a[:, 0]] for a in arrays] if self.is_list else arrays
-        if self.form == "samples":
-            x = [samples(a) for a in x]
-        # of one step: its columns are not those of a fit on a matrix or a view
-        schema = replace(schema, fitted=None)
-        inputs = read_inputs(tuple(x) if len(x) > 1 else x[0], schema, name=name)
-        names = None if self.names is None else np.array(self.names, dtype=object)
-        return replace(inputs, names=names, lengths=np.zeros(1, int))
-
-
-@dataclass(frozen=True)
-class _TargetForm(_Form):
-    arrays: tuple[_ArrayForm, ...]
-    per_series: bool
-    ndim: int
-
-    @classmethod
-    def of(cls, targets: Targets) -> _TargetForm:
-        arrays = tuple(map(_ArrayForm.of, targets.series))
-        facts = {
-            "the meaning": f"one target per {'series' if targets.per_series else 'step'}",
-            **_describe_arrays(arrays),
-            "the number of axes": str(targets.ndim),
-        }
-        return cls(facts, arrays, targets.per_series, targets.ndim)
-
-    def stand_in(
-        self,
-        n_steps: int,
-        name: str,
-    ) -> Targets:
-        """Return targets of this form for one series."""
-        arrays: list[Any]
-        if self.per_series:
-            ((n, dtype),) = self.arrays  # a matrix or a vector, so that there is just one
-            arrays = [last_step_targets(np.zeros((1, n), dtype), n_steps, np.zeros(1, int))]
-        else:
-            arrays = [np.zeros((n, 1, n_steps), dtype) for n, dtype in self.arrays]
-        return Targets(tuple(SeriesArray(a, name) for a in arrays), self.per_series, self.ndim)
+def _stand_in(
+    schema: Schema,
+    name: str,
+    form: str,
+    is_list: bool,
+    arrays: Arrays,
+    names: tuple[str, ...] | None,
+) -> Inputs:
+    """Return inputs of this form of one series, of zeros and length 0."""
+    x: list[Any] = [np.zeros((n, 1, 1), dtype) for n, dtype in arrays]
+    if is_list:
+        x = [[a[:, 0]] for a in x]
+    if form == "samples":
+        x = [samples(a) for a in x]
+    # of one step: its columns are not those of a fit on a matrix or a view
+    schema = replace(schema, fitted=None)
+    inputs = read_inputs(tuple(x) if len(x) > 1 else x[0], schema, name=name)
+    known = None if names is None else np.array(names, dtype=object)
+    return replace(inputs, names=known, lengths=np.zeros(1, int))
 
 
 def sharded_reader(ranks: RankGroup) -> SeriesReader:

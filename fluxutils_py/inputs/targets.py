@@ -119,12 +119,27 @@ def read_targets(y: object, inputs: Inputs, schema: Schema) -> Targets:
         "(G, N, T), samples(y) or timesteps(y) of one, or a vector or matrix with the rows of x",
     )
     if isinstance(y, SequenceView):
-        targets = _read_view_of_targets(y, inputs, schema)
+        form = "timesteps" if isinstance(y, TimestepsView) else "samples"
+        if inputs.form in ("samples", "timesteps") and inputs.form != form:
+            raise ShapeError(
+                f"x is {inputs.form}(...) and y is {form}(...); both must be split alike"
+            )
+        series = SeriesArray(_encoded(y.native, schema), schema.target_name)
+        targets = Targets((series,), per_series=False, ndim=2)
     elif is_native(y):
         targets = _read_native_targets(y, inputs, schema)
     else:
         targets = _read_plain_targets(y, inputs, schema)
-    _require_steps_of_rows(targets, inputs, schema.target_name)
+    n_steps = targets.series[0].T
+    if inputs.form == "rows" and n_steps != inputs.T:
+        raise ShapeError(
+            f"the rows of the matrix {inputs.series[0].name} are series of {inputs.T} "
+            f"step{'s' * (inputs.T > 1)}, but {schema.target_name} has {n_steps} steps; if it is "
+            "of one series or of one feature, add the missing axis: x[:, None] or x[None]; if "
+            "StandardScaler or SimpleImputer made it of samples(x) or timesteps(x), use "
+            "SequenceScaler or SequenceImputer, which keep the steps; if permutation_importance of "
+            "sklearn.inspection did, give samples(x) and samples(y) to fit and to it"
+        )
     check_aligned(inputs.series[0], targets.series[0])
     if schema.kind == "labels" and any(s.F != 1 for s in targets.series):
         raise ShapeError(
@@ -133,14 +148,6 @@ def read_targets(y: object, inputs: Inputs, schema: Schema) -> Targets:
             "and ones to Estimator(loss=nn.BCEWithLogitsLoss()), whose outputs are log-odds"
         )
     return targets
-
-
-def _read_view_of_targets(y: SequenceView, inputs: Inputs, schema: Schema) -> Targets:
-    form = "timesteps" if isinstance(y, TimestepsView) else "samples"
-    if inputs.form in ("samples", "timesteps") and inputs.form != form:
-        raise ShapeError(f"x is {inputs.form}(...) and y is {form}(...); both must be split alike")
-    series = SeriesArray(_encoded(y.native, schema), schema.target_name)
-    return Targets((series,), per_series=False, ndim=2)
 
 
 def _read_native_targets(y: object, inputs: Inputs, schema: Schema) -> Targets:
@@ -160,20 +167,6 @@ def _read_native_targets(y: object, inputs: Inputs, schema: Schema) -> Targets:
 
 def _encoded(labels: object, schema: Schema) -> object:
     return labels if schema.encode is None else encode_labels(labels, schema.encode)
-
-
-def _require_steps_of_rows(targets: Targets, inputs: Inputs, name: str) -> None:
-    """Raise ShapeError if inputs are a matrix whose rows have fewer steps than the targets."""
-    n_steps = targets.series[0].T
-    if inputs.form == "rows" and n_steps != inputs.T:
-        raise ShapeError(
-            f"the rows of the matrix {inputs.series[0].name} are series of {inputs.T} "
-            f"step{'s' * (inputs.T > 1)}, but {name} has {n_steps} steps; if it is of one series "
-            "or of one feature, add the missing axis: x[:, None] or x[None]; if StandardScaler or "
-            "SimpleImputer made it of samples(x) or timesteps(x), use SequenceScaler or "
-            "SequenceImputer, which keep the steps; if permutation_importance of "
-            "sklearn.inspection did, give samples(x) and samples(y) to fit and to it"
-        )
 
 
 # -- vectors and matrices ------------------------------------------------------------------------
@@ -197,7 +190,13 @@ def _read_plain_targets(y: object, inputs: Inputs, schema: Schema) -> Targets:
     native: np.ndarray | LazyArray
     per_series = False
     if inputs.form == "timesteps":
-        native = _native_from_timesteps(array, inputs, name)
+        n_columns = array.shape[1]
+        if n_columns % inputs.N:
+            raise ShapeError(
+                f"{name} has {n_columns} columns, which are not the targets of {inputs.N} series; "
+                f"use timesteps({name})"
+            )
+        native = TimestepsView.from_rows(array, n_columns // inputs.N)
     elif _has_target_per_step(array.shape, inputs, schema):
         native = SamplesView.from_rows(array, array.shape[1] // inputs.T)
     else:
@@ -209,42 +208,27 @@ def _read_plain_targets(y: object, inputs: Inputs, schema: Schema) -> Targets:
     return Targets((SeriesArray(native, name),), per_series, ndim)
 
 
-def _native_from_timesteps(array: np.ndarray, inputs: Inputs, name: str) -> np.ndarray:
-    n_columns = array.shape[1]
-    if n_columns % inputs.N:
-        raise ShapeError(
-            f"{name} has {n_columns} columns, which are not the targets of {inputs.N} series; use "
-            f"timesteps({name})"
-        )
-    return TimestepsView.from_rows(array, n_columns // inputs.N)
-
-
 def _check_rows(array: np.ndarray, n_rows: int, inputs: Inputs, name: str) -> None:
     """Raise ValueError, as scikit-learn does, unless there are as many rows as series, or steps of
     a view.
     """
-    remedy = _transpose_remedy(len(array), n_rows, inputs)
-    remedy = remedy or _one_series_remedy(array, n_rows, inputs, name.split()[-1])
+    n = len(array)
+    remedy = _transpose_remedy(n, n_rows, inputs)
+    y = name.split()[-1]
+    of_steps = f"{y}[None, None]" if array.ndim == 1 else f"{y}.T[:, None]"
+    if not remedy and inputs.form == "native" and n == inputs.T != n_rows == 1:
+        remedy = f"; for a target at each of its {n} steps, give {of_steps}"
+    if inputs.form == "rows" and n == inputs.columns != n_rows:
+        remedy = (
+            f"; if x is one series (F, T), give x[:, None] and {of_steps}; if a matrix of features "
+            "by samples, give x.T"
+        )
     if remedy:
         x = f"x of shape (F, N, T) = {inputs.series[0].shape} has {n_rows} series"
         if inputs.form == "rows":
             x = f"the matrix x has {n_rows}, and {inputs.columns} columns"
-        raise ShapeError(f"{name} has {len(array)} rows, but {x}{remedy}")
+        raise ShapeError(f"{name} has {n} rows, but {x}{remedy}")
     check_consistent_length(np.empty(n_rows), array)
-
-
-def _one_series_remedy(array: np.ndarray, n_rows: int, inputs: Inputs, y: str) -> str:
-    """Say how to give the targets of all steps of one series; "" if they do not look like that."""
-    n = len(array)
-    of_steps = f"{y}[None, None]" if array.ndim == 1 else f"{y}.T[:, None]"
-    if inputs.form == "native" and n == inputs.T != n_rows == 1:
-        return f"; for a target at each of its {n} steps, give {of_steps}"
-    if inputs.form == "rows" and n == inputs.columns != n_rows:
-        return (
-            f"; if x is one series (F, T), give x[:, None] and {of_steps}; if a matrix of features "
-            "by samples, give x.T"
-        )
-    return ""
 
 
 def _transpose_remedy(n: int, n_rows: int, inputs: Inputs) -> str:
@@ -278,11 +262,8 @@ def _has_target_per_step(shape: tuple[int, int], inputs: Inputs, schema: Schema)
     # steps, as many targets per series are as likely.
     if inputs.form != "native" and (schema.per_series is not None or n_steps > FEW):
         return not schema.per_series
-    raise _ambiguous_targets(shape, n_steps, schema.target_name)
-
-
-def _ambiguous_targets(shape: tuple[int, int], n_steps: int, name: str) -> ShapeError:
-    n_outputs = shape[1] // n_steps
+    name = schema.target_name
+    n_outputs = n_columns // n_steps
     if n_outputs == 1:
         axes = "(N, T)"
         meaning = "a target for each step"
@@ -291,9 +272,9 @@ def _ambiguous_targets(shape: tuple[int, int], n_steps: int, name: str) -> Shape
         axes = f"(N, {n_outputs} * T)"
         meaning = f"{n_outputs} targets for each step"
         remedy = f"give an array, ({n_outputs}, N, T)"
-    return ShapeError(
+    raise ShapeError(
         f"{name} has shape {shape} = {axes} and x has shape (F, N, T): if it is {meaning}, "
-        f"{remedy}, or set target='step'; if it is {shape[1]} targets for each series, set "
+        f"{remedy}, or set target='step'; if it is {n_columns} targets for each series, set "
         "target='series'"
     )
 
@@ -350,7 +331,11 @@ def _labels_of_rows(y: object, inputs: Inputs, name: str) -> np.ndarray:
     require_list_of_series(y, name)
     rows_are_steps = inputs.form == "timesteps"
     shape = (inputs.T, inputs.N) if rows_are_steps else (inputs.N, inputs.T)
-    labels = _as_label_array(y)
+    labels = np.asarray(y)
+    if labels.dtype.kind == "U" and not hasattr(y, "dtype"):
+        # of a NaN in a list of texts NumPy makes the text "nan"
+        given = np.asarray(y, dtype=object)
+        labels = labels if is_label(given).all() else given
     if labels.ndim == 2 and labels.shape[1] > 1:
         if labels.shape != shape:
             raise ShapeError(
@@ -361,29 +346,13 @@ def _labels_of_rows(y: object, inputs: Inputs, name: str) -> np.ndarray:
         return labels
     # one column is a vector; scikit-learn warns of it
     labels = np.asarray(column_or_1d(labels, warn=True))
-    _require_all_labels(labels, name)
-    _check_rows(labels, shape[0], inputs, name)
-    return labels
-
-
-def _as_label_array(y: object) -> np.ndarray:
-    labels = np.asarray(y)
-    if labels.dtype.kind == "U" and not hasattr(y, "dtype"):
-        # of a NaN in a list of texts NumPy makes the text "nan"
-        given = np.asarray(y, dtype=object)
-        return labels if is_label(given).all() else given
-    return labels
-
-
-def _require_all_labels(labels: np.ndarray, name: str) -> None:
-    """Raise ValueError if a label of a vector is missing or infinite."""
     if labels.dtype.kind != "O":
         assert_all_finite(labels, input_name="y")
-        return
-    present = is_label(labels)
-    if not present.all():
+    elif not (present := is_label(labels)).all():
         row = int(present.argmin())
         raise DataError(
             f"{name} has no label in row {row}: {labels[row]!r}; leave such rows out, or give them "
             "a label and the sample_weight 0. Only labels of steps, (1, N, T), may be missing"
         )
+    _check_rows(labels, shape[0], inputs, name)
+    return labels

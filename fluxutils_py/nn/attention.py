@@ -61,10 +61,11 @@ class _WindowedAttention(nn.Module):
         past_k, past_v, past_exists = state
         k = torch.cat([past_k, k])  # (window - 1 + S, B, H)
         v = torch.cat([past_v, v])
-        new_exists = past_exists.new_ones(S, B)
-        exists = torch.cat([past_exists, new_exists])
+        exists = torch.cat([past_exists, past_exists.new_ones(S, B)])
         attended = self._attend_in_blocks(q, k, v, exists != 0)
-        if S > 1 and _has_nan(attended):
+        # not where gradients are computed, which would be NaN too
+        is_plain = S > 1 and not (torch.is_grad_enabled() or is_transformed())
+        if is_plain and not math.isfinite(attended.sum()):
             # a later step whose weight is 0 makes NaN of a number that is too large; a step by
             # itself does not see it
             seen = [slice(t, t + self.window) for t in range(S)]
@@ -74,12 +75,7 @@ class _WindowedAttention(nn.Module):
             ]
             attended = torch.cat(steps)
         # clones, because views would keep the whole window in memory
-        state = (
-            k[S:].clone(),
-            v[S:].clone(),
-            exists[S:].clone(),
-        )
-        return self.out(attended), state
+        return self.out(attended), (k[S:].clone(), v[S:].clone(), exists[S:].clone())
 
     def _attend_in_blocks(
         self,
@@ -97,57 +93,32 @@ class _WindowedAttention(nn.Module):
         size = math.ceil(S / n_blocks)  # steps per block, at most ``window``
         n_keys = n_past + size
         n_steps = n_blocks * size
-        surplus = n_steps - S
-        if surplus:
-            q = append_zeros(q, surplus)
-            k = append_zeros(k, surplus)
-            v = append_zeros(v, surplus)
-            exists = append_zeros(exists, surplus)
+        if n_steps > S:
+            q, k, v, exists = (append_zeros(t, n_steps - S) for t in (q, k, v, exists))
         n_features = H // self.n_heads
         head = (self.n_heads, n_features)
 
         def windows(t: Tensor) -> Tensor:
             """Cut (past + S, B, H) into (n_blocks * B, heads, n_keys, H / heads)."""
-            blocks = t.unfold(0, n_keys, size)
-            blocks = blocks.permute(0, 1, 3, 2)
-            blocks = blocks.unflatten(3, head)
-            rows = blocks.flatten(0, 1)
-            return rows.transpose(1, 2)
+            blocks = t.unfold(0, n_keys, size).permute(0, 1, 3, 2)
+            return blocks.unflatten(3, head).flatten(0, 1).transpose(1, 2)
 
         cos, sin = rotary_table(n_keys, n_features // 2, q.dtype, q.device)
         # each block attends as if it were another series: one call for all
-        blocks = q.view(n_blocks, size, B, *head)
-        blocks = blocks.permute(0, 2, 3, 1, 4)
-        queries = blocks.flatten(0, 1)
+        queries = q.view(n_blocks, size, B, *head).permute(0, 2, 3, 1, 4).flatten(0, 1)
         # angles count from the first key of a block, which is n_past steps before its first query
         queries = _rotate_pairs(queries, cos[n_past:], sin[n_past:])
         keys = _rotate_pairs(windows(k), cos, sin)
-        exists = exists.unfold(0, n_keys, size)
-        exists = exists.flatten(0, 1)  # (n_blocks * B, n_keys)
-        mask = _attention_mask(exists, n_past)
+        exists = exists.unfold(0, n_keys, size).flatten(0, 1)  # (n_blocks * B, n_keys)
+        # which keys each query sees, if they exist: itself and the n_past keys before it
+        steps = torch.arange(n_keys, device=exists.device)
+        ahead = steps - steps[n_past:, None]  # (size, n_keys), from query to key
+        in_reach = (ahead <= 0) & (ahead >= -n_past)
+        # padded queries see themselves: a softmax over nothing would make outputs and gradients NaN
+        mask = (in_reach & exists[:, None] | (ahead == 0))[:, None]  # (rows, 1, size, n_keys)
         y = F.scaled_dot_product_attention(queries, keys, windows(v), attn_mask=mask)
-        y = y.unflatten(0, (n_blocks, B))
-        y = y.permute(0, 3, 1, 2, 4)
+        y = y.unflatten(0, (n_blocks, B)).permute(0, 3, 1, 2, 4)
         return y.reshape(n_steps, B, H)[:S]
-
-
-def _has_nan(y: Tensor) -> bool:
-    """Whether there is a NaN; not where gradients are computed, which would be NaN too."""
-    return not (torch.is_grad_enabled() or is_transformed() or math.isfinite(y.sum()))
-
-
-def _attention_mask(exists: Tensor, n_past: int) -> Tensor:
-    """Return which keys each query sees (n_rows, 1, size, n_keys): itself and the ``n_past`` keys
-    before it, if they exist (n_rows, n_keys).
-    """
-    _, n_keys = exists.shape
-    steps = torch.arange(n_keys, device=exists.device)
-    ahead = steps - steps[n_past:, None]  # (size, n_keys), from query to key
-    in_reach = (ahead <= 0) & (ahead >= -n_past)
-    # padded queries see themselves: a softmax over nothing would make outputs and gradients NaN
-    itself = ahead == 0
-    mask = in_reach & exists[:, None] | itself
-    return mask[:, None]
 
 
 @functools.lru_cache(maxsize=64)
@@ -166,9 +137,7 @@ def rotary_table(
         steps = torch.arange(n_steps, dtype=torch.float64)
         rates = ROTARY_BASE ** -(pairs / max(n_pairs, 1))
         angles = steps[:, None] * rates
-        cos = angles.cos().to(device, dtype)
-        sin = angles.sin().to(device, dtype)
-        return cos, sin
+        return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
 
 
 def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -178,11 +147,7 @@ def _rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     n = cos.shape[1]
     first = x[..., :n]
     second = x[..., n : 2 * n]
-    parts = [
-        first * cos - second * sin,
-        second * cos + first * sin,
-        x[..., 2 * n :],
-    ]
+    parts = [first * cos - second * sin, second * cos + first * sin, x[..., 2 * n :]]
     return torch.cat(parts, -1)
 
 

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from itertools import combinations
 from struct import Struct
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -39,14 +39,10 @@ READ = 1 << 16  # steps of a series to read at once
 State = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-class _Dilation(NamedTuple):
-    """The kernels of one dilation: 84, each with as many biases."""
-
-    dilation: int
-    biases_per_kernel: int
+Dilation = tuple[int, int]  # and how many biases each of its 84 kernels has
 
 
-def plan_dilations(length: int, per_kernel: int) -> list[_Dilation]:
+def plan_dilations(length: int, per_kernel: int) -> list[Dilation]:
     """Spread the biases of a kernel over dilations, in equal steps of their logarithm.
 
     The largest dilation is that whose nine taps still fit into ``length`` steps.
@@ -59,7 +55,7 @@ def plan_dilations(length: int, per_kernel: int) -> list[_Dilation]:
     # small dilations get what rounding left over
     for i in range(per_kernel - sum(counts)):
         counts[i % len(counts)] += 1
-    return [_Dilation(d, c) for d, c in zip(values, counts, strict=True)]
+    return list(zip(values, counts, strict=True))
 
 
 def draw_channels(n_kernels: int, n_in: int) -> Tensor:
@@ -100,7 +96,7 @@ class _Kernels(nn.Module):
         self.register_buffer("biases", torch.zeros(n_biases))
         dilations = torch.zeros(MOST_DILATIONS, 2, dtype=torch.int64)
         self.register_buffer("dilations", dilations)
-        self._plan: tuple[tuple[int, int], list[_Dilation]] | None = None
+        self._plan: tuple[tuple[int, int], list[Dilation]] | None = None
         self.set_length(1)
 
     def set_length(self, length: int) -> None:
@@ -110,25 +106,23 @@ class _Kernels(nn.Module):
         self.dilations[: len(plan)] = torch.tensor(plan, dtype=torch.int64)
 
     @property
-    def plan(self) -> list[_Dilation]:
+    def plan(self) -> list[Dilation]:
         """The dilations, read from their buffer, which a state dict may have changed."""
         if self._plan is not None and torch.compiler.is_compiling():
             return self._plan[1]  # a traced buffer has no values
         version = (self.dilations.data_ptr(), version_of(self.dilations))
         if self._plan is None or self._plan[0] != version:
             numbers = self.dilations[self.dilations[:, 0] > 0].tolist()
-            self._plan = version, [_Dilation(*row) for row in numbers]
+            self._plan = version, [(dilation, n) for dilation, n in numbers]
         return self._plan[1]
 
     @property
     def n_past(self) -> int:
         """The number of earlier inputs that the largest dilation needs."""
-        return (TAPS - 1) * self.plan[-1].dilation
+        return (TAPS - 1) * self.plan[-1][0]
 
     def empty_state(self) -> State:
-        biases = self.biases
-        counts = biases.new_zeros(1, 0, len(biases), dtype=torch.float64)
-        return biases.new_zeros(self.n_past, 0, self.n_in), counts[..., :1], counts, counts.clone()
+        return self.first_state(self.biases.new_empty(1, 0, self.n_in))
 
     def first_state(self, x: Tensor) -> State:
         """Return the state before the first step, for the series of ``x`` (S, B, F)."""
@@ -152,7 +146,10 @@ class _Kernels(nn.Module):
                 channels = channels[:1]
                 which = torch.zeros_like(which)
             needed = both[self.n_past - (TAPS - 1) * dilation :]
-            sums = self._sums_of_channels(needed, channels)  # (S + 8 dilation, B, kernels)
+            factors = channels.T.to(needed.dtype)
+            sums = needed[..., :1] * factors[0]  # (S + 8 dilation, B, kernels)
+            for f in range(1, self.n_in):
+                sums = sums + needed[..., f : f + 1] * factors[f]
             taps = torch.stack([sums[k * dilation : k * dilation + S] for k in range(TAPS)])
             nine = taps[0]
             for k in range(1, TAPS):
@@ -160,13 +157,6 @@ class _Kernels(nn.Module):
             taps = taps.permute(0, 3, 1, 2)  # (taps, kernels, S, B)
             three = taps[first, which] + taps[second, which] + taps[third, which]
             yield (3 * three).permute(1, 2, 0) - nine[..., which]
-
-    @staticmethod
-    def _sums_of_channels(x: Tensor, channels: Tensor) -> Tensor:
-        total = x[..., :1] * channels[:, 0].to(x.dtype)
-        for f in range(1, x.shape[-1]):
-            total = total + x[..., f : f + 1] * channels[:, f].to(x.dtype)
-        return total
 
     def hits(self, both: Tensor) -> Tensor:
         """Return whether the kernels' outputs exceed their biases, (S, B, biases)."""
@@ -180,38 +170,44 @@ class _Kernels(nn.Module):
         return torch.cat(parts, 2)
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        ys: list[Tensor] = []
+        state = self.advance(x, state, ys)
+        return torch.cat(ys) if len(ys) > 1 else ys[0], state
+
+    def advance(self, x: Tensor, state: State | None, ys: list[Tensor] | None = None) -> State:
+        """Return the state after the steps of ``x`` (S, B, F); add outputs to ``ys``, if given, and
+        else compute none.
+        """
         check_features("CausalKernels", x, self.n_in)
-        ys = []
         with torch.no_grad():  # a step function has no gradient
             state = state or self.first_state(x)
-            library = self._library(x, state)
+            library = None  # if it computes these tensors
+            tensors = (x, *state, self.biases)
+            is_plain = all(type(t) in PLAIN and t.is_cpu for t in tensors)
+            if is_plain and x.dtype in TYPES and x.numel() and not is_transformed():
+                library = library_in_use()
             if library is not None:
-                y = x.new_empty(*x.shape[:2], 2 * len(self.biases))
-                return y, self._native(library, x, state, y)
+                y = None
+                if ys is not None:
+                    y = x.new_empty(*x.shape[:2], 2 * len(self.biases))
+                    ys.append(y)
+                return self._native(library, x, state, y)
             for block in self._blocks(x):
-                y, state = self._pool_each_step(block, state)
-                ys.append(y)
-        return torch.cat(ys), state
-
-    def advance(self, x: Tensor, state: State | None) -> State:
-        """Return the state after the steps of ``x`` (S, B, F), without computing outputs."""
-        check_features("CausalKernels", x, self.n_in)
-        with torch.no_grad():
-            state = state or self.first_state(x)
-            library = self._library(x, state)
-            if library is not None:
-                return self._native(library, x, state, None)
-            for block in self._blocks(x):
-                _, state = self._pool_each_step(block, state)
+                past, t, counts, weighted = state
+                both = torch.cat([past, block])
+                hits = self.hits(both).to(torch.float64)
+                # of the steps, (S, B, 1), from 1
+                steps = torch.arange(1, len(block) + 1, dtype=torch.float64, device=x.device)
+                numbers = t.to(torch.float64) + steps[:, None, None]
+                so_far = counts + hits.cumsum(0)
+                late = weighted + (hits * numbers).cumsum(0)
+                if ys is not None:
+                    features = torch.cat([so_far / numbers, 2 * late / numbers.square()], -1)
+                    ys.append(features.to(x.dtype))
+                # clones, because views would keep the whole window in memory
+                past = both[len(block) :].clone()
+                state = past, t + len(block), so_far[-1:].clone(), late[-1:].clone()
         return state
-
-    def _library(self, x: Tensor, state: State) -> Library | None:
-        """Return the native library if it computes these tensors."""
-        tensors = (x, *state, self.biases)
-        is_plain = all(type(t) in PLAIN and t.is_cpu for t in tensors)
-        if not is_plain or x.dtype not in TYPES or not x.numel() or is_transformed():
-            return None
-        return library_in_use()
 
     def _native(self, library: Library, x: Tensor, state: State, y: Tensor | None) -> State:
         """Return the state after ``x``, and write the outputs of each step into ``y``."""
@@ -243,25 +239,6 @@ class _Kernels(nn.Module):
             return [x]
         most = max(1, BLOCK // (x.shape[1] * len(self.biases)))
         return [x[start : start + most] for start in range(0, len(x), most)]
-
-    def _pool_each_step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        past, t, counts, weighted = state
-        both = torch.cat([past, x])
-        hits = self.hits(both).to(torch.float64)
-        # of the steps, (S, B, 1), from 1
-        steps = torch.arange(1, len(x) + 1, dtype=torch.float64, device=x.device)
-        numbers = t.to(torch.float64) + steps[:, None, None]
-        so_far = counts + hits.cumsum(0)
-        weighted_so_far = weighted + (hits * numbers).cumsum(0)
-        y = torch.cat([so_far / numbers, 2 * weighted_so_far / numbers.square()], -1).to(x.dtype)
-        # clones, because views would keep the whole window in memory
-        state = (
-            both[len(x) :].clone(),
-            t + len(x),
-            so_far[-1:].clone(),
-            weighted_so_far[-1:].clone(),
-        )
-        return y, state
 
 
 class CausalKernels(Recur):
@@ -366,7 +343,12 @@ class CausalKernels(Recur):
                 f"CausalKernels takes its biases from a non-empty array of shape ({self.n_in}, N, "
                 f"T), got {shape}"
             )
-        checked = _check_lengths(lengths, shape)
+        _, N, T = shape
+        checked = [T] * N if lengths is None else [int(n) for n in lengths]
+        if len(checked) != N or not all(1 <= n <= T for n in checked):
+            raise ShapeError(
+                f"lengths must be {N} integers from 1 to {T}, one for each series, got {lengths}"
+            )
         before = self.module.dilations.clone()
         if self.length is None:
             self.module.set_length(int(statistics.median(checked)))
@@ -385,6 +367,7 @@ class CausalKernels(Recur):
     def _chosen_outputs(self, x: Any, lengths: list[int]) -> Iterator[Tensor]:
         """Yield outputs (steps, kernels) at some steps of some series."""
         N = len(lengths)
+        n_past = self.module.n_past
         chosen = [i * N // min(N, MOST_SERIES) for i in range(min(N, MOST_SERIES))]
         total = sum(lengths[i] for i in chosen)
         places = torch.arange(total)
@@ -399,18 +382,14 @@ class CausalKernels(Recur):
             before += T
             for start in range(0, T, READ):
                 steps = of_series[(of_series >= start) & (of_series < start + READ)] - start
-                if len(steps):
-                    yield self._outputs_at(x, i, start, min(T, start + READ), steps)
-
-    def _outputs_at(self, x: Any, series: int, start: int, stop: int, steps: Tensor) -> Tensor:
-        n_past = self.module.n_past
-        first = max(0, start - n_past)
-        values = x[:, series : series + 1, first:stop]
-        block = torch.as_tensor(values).detach().to(self.module.biases).permute(2, 1, 0)
-        missing = block.new_zeros(n_past - (start - first), 1, self.n_in)
-        both = torch.cat([missing, block])
-        parts = [outputs[steps, 0] for outputs in self.module.convolve(both)]
-        return torch.cat(parts, 1)
+                if not len(steps):
+                    continue
+                first = max(0, start - n_past)
+                values = torch.as_tensor(x[:, i : i + 1, first : min(T, start + READ)])
+                block = values.detach().to(self.module.biases).permute(2, 1, 0)
+                missing = block.new_zeros(n_past - (start - first), 1, self.n_in)
+                both = torch.cat([missing, block])
+                yield torch.cat([outputs[steps, 0] for outputs in self.module.convolve(both)], 1)
 
     def advance(self, x: Tensor) -> None:
         """Move the state on by a window (S, B, F), as a call does, without computing outputs."""
@@ -421,18 +400,6 @@ class CausalKernels(Recur):
 
     def extra_repr(self) -> str:
         return f"{self.n_in}, {self.length}, size={self.size}"
-
-
-def _check_lengths(lengths: Sequence[int] | None, shape: tuple[int, ...]) -> list[int]:
-    _, N, T = shape
-    if lengths is None:
-        return [T] * N
-    checked = [int(n) for n in lengths]
-    if len(checked) != N or not all(1 <= n <= T for n in checked):
-        raise ShapeError(
-            f"lengths must be {N} integers from 1 to {T}, one for each series, got {lengths}"
-        )
-    return checked
 
 
 def quantiles(outputs: Tensor, biases_per_kernel: Sequence[int]) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -77,9 +77,8 @@ class _Cell(nn.Module):
         # torch refuses NumPy's integers
         self.n_in = n_in = operator.index(n_in)
         self.n_out = n_out = operator.index(n_out)
-        x_rows = self.x_blocks * n_out
         h_rows = self.h_blocks * n_out
-        self.weight_ih = nn.Parameter(torch.empty(x_rows, n_in))
+        self.weight_ih = nn.Parameter(torch.empty(self.x_blocks * n_out, n_in))
         self.weight_hh = nn.Parameter(torch.empty(h_rows, n_out))
         self.bias = nn.Parameter(torch.empty(h_rows))
         self.reset_parameters()
@@ -97,12 +96,6 @@ class _Cell(nn.Module):
                 nn.init.orthogonal_(block)
         nn.init.zeros_(self.bias)
 
-    def zero_state(self, x: Tensor) -> State:
-        """Return the state of zeros for an input (B, n_in) or (S, B, n_in)."""
-        # not of the type of x: under autocast, states keep the type of the parameters
-        zeros = self.weight_hh.new_zeros(x.shape[-2], self.n_out)
-        return zeros if self.n_states == 1 else (zeros,) * self.n_states
-
     def empty_state(self) -> tuple[Tensor, ...]:
         """Return the state of a batch of 0, see ``Recur``."""
         return (self.weight_hh.detach().new_zeros(0, self.n_out),) * self.n_states
@@ -111,7 +104,11 @@ class _Cell(nn.Module):
         result = self.by_kernel(x, state)
         if result is not None:
             return result
-        after = self.formula(x, self.zero_state(x) if state is None else state)
+        if state is None:
+            # not of the type of x: under autocast, states keep the type of the parameters
+            zeros = self.weight_hh.new_zeros(x.shape[-2], self.n_out)
+            state = zeros if self.n_states == 1 else (zeros,) * self.n_states
+        after = self.formula(x, state)
         return after if isinstance(after, Tensor) else after[0], after
 
     def window(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
@@ -322,36 +319,29 @@ class CellStack(nn.Module):
         self.n_states = cells[0].n_states  # all cells are of one class
 
     def forward(self, x: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        states = []
-        cell: Any
-        for k, cell in enumerate(self.cells):
-            if k > 0:  # between cells only, as in nn.LSTM
-                x = F.dropout(x, self.dropout, self.training)
-            x, after = cell.window(x, self._state_of_cell(state, k))
-            states.append(after)
-        return x, self._stacked(states)
+        return self._run([cell.window for cell in self.cells], x, state)
 
     def step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        """Compute one step (B, n_in) by the cells' formulas, for export."""
+        """Compute one step (B, n_in) by the cells' formulas, for export, which is of a model that
+        does not train.
+        """
+        return self._run(list(self.cells), x, state)
+
+    def _run(self, cells: list[Any], x: Tensor, state: State | None) -> tuple[Tensor, State]:
         states = []
-        # without dropout: what is exported only predicts
-        for k, cell in enumerate(self.cells):
-            x, after = cell(x, self._state_of_cell(state, k))
+        for k, cell in enumerate(cells):
+            if k > 0 and self.training:  # between cells only, as in nn.LSTM
+                x = F.dropout(x, self.dropout)
+            # one tensor has the cells as its first axis, and so has each tensor of a tuple
+            before = state
+            if state is not None:
+                before = state[k] if self.n_states == 1 else tuple(s[k] for s in state)
+            x, after = cell(x, before)
             states.append(after)
-        return x, self._stacked(states)
-
-    def _state_of_cell(self, state: State | None, k: int) -> State | None:
-        if state is None:
-            return None
-        # one tensor has the cells as its first axis, and so has each tensor of a tuple
-        return state[k] if self.n_states == 1 else tuple(s[k] for s in state)
-
-    def _stacked(self, states: list[State]) -> State:
-        """Return the states of the cells as one state with the cells as the first axis."""
         if self.n_states == 1:
-            return torch.stack(cast(list[Tensor], states))  # no tuples then
+            return x, torch.stack(states)
         # from a tuple per cell to a tensor per state
-        return tuple(map(torch.stack, zip(*states, strict=True)))
+        return x, tuple(map(torch.stack, zip(*states, strict=True)))
 
     def empty_state(self) -> tuple[Tensor, ...]:
         first: Any = self.cells[0]
@@ -361,7 +351,7 @@ class CellStack(nn.Module):
 class _CellLayer(Recur):
     """A Recur around a stack of cells that it builds itself."""
 
-    cell: Callable[..., _Cell]
+    _cell: Callable[..., _Cell]
     n_in: int
     n_out: int
     num_layers: int
@@ -378,11 +368,8 @@ class _CellLayer(Recur):
         self.dropout = check_probability(self, "dropout", dropout)
         # each cell but the first reads the outputs of the one before
         sizes = [self.n_in] + [self.n_out] * (self.num_layers - 1)
-        cells = [self._make(size, self.n_out) for size in sizes]
+        cells = [self._cell(size, self.n_out) for size in sizes]
         super().__init__(CellStack(cells, self.dropout), trainable_init)
-
-    def _make(self, n_in: int, n_out: int) -> _Cell:
-        return self.cell(n_in, n_out)
 
 
 class FLSTM(_CellLayer):
@@ -414,7 +401,7 @@ class FLSTM(_CellLayer):
     torch.Size([7, 4, 5])
     """
 
-    cell = FLSTMCell
+    _cell = FLSTMCell
 
 
 class SGRU(_CellLayer):
@@ -427,7 +414,7 @@ class SGRU(_CellLayer):
     torch.Size([7, 4, 5])
     """
 
-    cell = SGRUCell
+    _cell = SGRUCell
 
 
 class MGU(_CellLayer):
@@ -440,7 +427,7 @@ class MGU(_CellLayer):
     torch.Size([7, 4, 5])
     """
 
-    cell = MGUCell
+    _cell = MGUCell
 
 
 class SMGU(_CellLayer):
@@ -453,7 +440,7 @@ class SMGU(_CellLayer):
     torch.Size([7, 4, 5])
     """
 
-    cell = SMGUCell
+    _cell = SMGUCell
 
 
 class HFGRU(_CellLayer):
@@ -489,5 +476,5 @@ class HFGRU(_CellLayer):
         self.alpha = float(alpha)  # before the cells are made, which take it
         super().__init__(n_in, n_out, num_layers, dropout, trainable_init)
 
-    def _make(self, n_in: int, n_out: int) -> _Cell:
+    def _cell(self, n_in: int, n_out: int) -> _Cell:
         return HFGRUCell(n_in, n_out, self.alpha)

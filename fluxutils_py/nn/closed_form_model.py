@@ -100,7 +100,12 @@ class ClosedFormModel(nn.Module):
         self.n_features = sum(sizes)
         self.head = nn.Linear(self.n_features, n_out)
         self.relative = [
-            torch.cat([_repeated(factor, size) for factor, size in zip(each, sizes, strict=True)])
+            torch.cat(
+                [
+                    torch.as_tensor(factor, dtype=torch.float64).expand(size)
+                    for factor, size in zip(each, sizes, strict=True)
+                ]
+            )
             for each in relative or [[1.0] * len(sizes)]
         ]
 
@@ -137,10 +142,6 @@ class ClosedFormModel(nn.Module):
                 layer.advance(x)
             else:
                 layer(x)
-
-
-def _repeated(factor: float | Tensor, size: int) -> Tensor:
-    return torch.as_tensor(factor, dtype=torch.float64).expand(size)
 
 
 def kernel_model(n_in: int, n_out: int, size: int = 10_000) -> ClosedFormModel:

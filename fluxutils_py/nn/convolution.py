@@ -66,13 +66,10 @@ class _Convolution(nn.Module):
         weight: Tensor = self.weight
         if self.norm is not None:
             # computed anew each time, so that gradients flow through the lengths
-            scale = self.norm / self._lengths()
-            weight = weight * scale[:, None, None]
+            weight = weight * (self.norm / self._lengths())[:, None, None]
         # one product over all taps is faster than conv1d, which needs time as the last axis
-        taps = []
-        for k in range(self.kernel_size):
-            start = k * self.dilation
-            taps.append(both[start : start + S])
+        starts = range(0, self.kernel_size * self.dilation, self.dilation)
+        taps = [both[start : start + S] for start in starts]
         rows = weight.transpose(1, 2).flatten(1)
         y = F.linear(torch.cat(taps, 2), rows, self.bias)
         # a clone, because a view would keep the whole window in memory

@@ -31,16 +31,19 @@ IMMUTABLE = frozenset(
         types.BuiltinFunctionType,
     }
 )
-COPYING = (
-    "__copy__",
-    "__deepcopy__",
-    "__reduce__",
-    "__reduce_ex__",
-    "__getstate__",
-    "__setstate__",
-    "__slots__",
+SPECIAL = frozenset(
+    {
+        "__copy__",
+        "__deepcopy__",
+        "__reduce__",
+        "__reduce_ex__",
+        "__getstate__",
+        "__setstate__",
+        "__slots__",
+        "train",
+        "eval",
+    }
 )
-SPECIAL = frozenset({*COPYING, "train", "eval"})
 INTERNAL = frozenset(nn.Module().__dict__)
 INTERNAL_RNN = INTERNAL | {
     "_flat_weights",

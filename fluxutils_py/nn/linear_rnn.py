@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -75,8 +74,7 @@ class _GatedRecurrence(nn.Module):
         self.linear = nn.Linear(n_in, self.n_blocks * n_out)
 
     def empty_state(self) -> tuple[Tensor, ...]:
-        weight = self.linear.weight.detach()
-        return (weight.new_zeros(0, self.n_out),)
+        return (self.linear.weight.detach().new_zeros(0, self.n_out),)
 
     def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         check_features(type(self).__name__.lstrip("_"), x, self.n_in)
@@ -129,7 +127,19 @@ class _GatedRecurrence(nn.Module):
         ``initial`` state.
         """
         linear = self.linear
-        gradients = partial(_gradients_of_past, sensitivity)
+        of_weight, of_bias, *of_initial = sensitivity
+        n_blocks = self.n_blocks
+
+        def gradients(d_state: Tensor) -> tuple[Tensor | None, ...]:
+            """Return what a gradient of the state adds to those of the weight, the bias and the
+            initial state.
+            """
+            d_rows = d_state.repeat(1, n_blocks)
+            d_weight = (of_weight * d_rows[:, None]).sum(0).T
+            d_bias = (of_bias * d_rows).sum(0)
+            d_initial = (of_initial[0] * d_state).sum(0, keepdim=True) if of_initial else None
+            return d_weight, d_bias, d_initial
+
         start = _after_past(state, gradients, linear.weight, linear.bias, initial)
         result: Any = self.by_kernel(x, start)
         y, after = self(x, start) if result is None else result
@@ -142,29 +152,26 @@ class _GatedRecurrence(nn.Module):
     ) -> Sensitivity:
         linear = self.linear
         sums = F.linear(x, linear.weight, linear.bias)
-        slopes, product = self._slopes(state, y, sums)
+        # the derivatives of the last state with respect to the sums (S, B, blocks H) of gates and
+        # candidate, which they may replace, and the product of a over all steps
+        library = library_in_use()
+        tensors = (sums, y, state)
+        if library is not None and y.numel() and all(t is None or is_plain(t) for t in tensors):
+            slopes, product = last_state_slopes(library, self.kernel, sums, y, state)
+        else:
+            with torch.enable_grad():
+                sums.requires_grad_()
+                before = y.new_zeros(y.shape[1:]) if state is None else state.detach()
+                start = before.requires_grad_()
+                h = linear_recurrence(*self.coefficients(*sums.split(self.n_out, -1)), start)
+                last = h[-1].sum()  # of states, each of which depends on the sums of one unit alone
+            slopes, product = torch.autograd.grad(last, (sums, start))
         of_weight, of_bias, *of_initial = sensitivity
         kept = product.repeat(1, self.n_blocks)
         to_weight = of_weight * kept[:, None]
         to_weight.baddbmm_(x.permute(1, 2, 0), slopes.transpose(0, 1))
         to_bias = torch.addcmul(slopes.sum(0), of_bias, kept)
         return to_weight, to_bias, *(t * product for t in of_initial)
-
-    def _slopes(self, state: Tensor | None, y: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the derivatives of the last state with respect to the sums (S, B, blocks H) of
-        gates and candidate, which they may replace, and the product of a over all steps.
-        """
-        library = library_in_use()
-        tensors = (sums, y, state)
-        if library is not None and y.numel() and all(t is None or is_plain(t) for t in tensors):
-            return last_state_slopes(library, self.kernel, sums, y, state)
-        with torch.enable_grad():
-            sums.requires_grad_()
-            start = (y.new_zeros(y.shape[1:]) if state is None else state.detach()).requires_grad_()
-            h = linear_recurrence(*self.coefficients(*sums.split(self.n_out, -1)), start)
-            last = h[-1].sum()  # of states, each of which depends on the sums of one unit alone
-        slopes, product = torch.autograd.grad(last, (sums, start))
-        return slopes, product
 
     def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """Compute one step (B, n_in), for export."""
@@ -193,18 +200,6 @@ class _MinLSTM(_GatedRecurrence):
         # f / (f + i), also where both are 0 in floating point
         keep = torch.sigmoid(F.logsigmoid(forget) - F.logsigmoid(write))
         return keep, torch.addcmul(candidate, keep, candidate, value=-1)
-
-
-def _gradients_of_past(sensitivity: Sensitivity, d_state: Tensor) -> tuple[Tensor | None, ...]:
-    """Return what a gradient of the state adds to those of the weight, the bias and the initial
-    state.
-    """
-    of_weight, of_bias, *of_initial = sensitivity
-    d_rows = d_state.repeat(1, of_bias.shape[1] // d_state.shape[1])
-    d_weight = (of_weight * d_rows[:, None]).sum(0).T
-    d_bias = (of_bias * d_rows).sum(0)
-    d_initial = (of_initial[0] * d_state).sum(0, keepdim=True) if of_initial else None
-    return d_weight, d_bias, d_initial
 
 
 class _GatedLayer(Recur):
@@ -328,11 +323,9 @@ class _DiagonalRecurrence(nn.Module):
     def reset_parameters(self) -> None:
         """Draw new parameters from torch's generator, the eigenvalues uniformly from the ring."""
         r_min, r_max, max_phase = self.ring
-        smallest = r_min**2
-        largest = r_max**2
         with torch.no_grad():
             # squared moduli, in which the area of a ring is uniform
-            square = torch.rand(self.n_states) * (largest - smallest) + smallest
+            square = torch.rand(self.n_states) * (r_max**2 - r_min**2) + r_min**2
             square.clamp_(1e-12, 1 - 1e-7)  # so that both logarithms are finite
             self.nu_log.copy_(torch.log(-0.5 * torch.log(square)))
             phase = torch.rand(self.n_states).clamp_min_(1e-6)
@@ -343,18 +336,14 @@ class _DiagonalRecurrence(nn.Module):
         nn.init.normal_(self.weight_skip, std=self.n_in**-0.5)
 
     def empty_state(self) -> tuple[Tensor, ...]:
-        nu_log = self.nu_log.detach()
-        return (nu_log.new_zeros(0, self.n_states, 2),)
+        return (self.nu_log.detach().new_zeros(0, self.n_states, 2),)
 
     def eigenvalues(self) -> Tensor:
         """Return the complex eigenvalues (n_states,), with modulus below 1."""
-        modulus, angle = self._modulus_and_angle()
-        return torch.polar(modulus, angle)
+        return torch.polar(*self._modulus_and_angle())
 
     def _modulus_and_angle(self) -> tuple[Tensor, Tensor]:
-        modulus = torch.exp(-torch.exp(self.nu_log))
-        angle = torch.exp(self.theta_log)
-        return modulus, angle
+        return torch.exp(-torch.exp(self.nu_log)), torch.exp(self.theta_log)
 
     def _scaled_weight_in(self) -> Tensor:
         """Return the weights of the input times gamma, which belongs to both parts of a number."""
@@ -372,14 +361,14 @@ class _DiagonalRecurrence(nn.Module):
         # one product, because products with few columns take longer than one with their columns
         # together
         weight = torch.cat([self._scaled_weight_in(), self.weight_skip])
-        products = F.linear(x, weight)
-        added, skip = products.split([2 * self.n_states, self.n_out], -1)
+        added, skip = F.linear(x, weight).split([2 * self.n_states, self.n_out], -1)
         pairs = added.contiguous().unflatten(-1, (self.n_states, 2))
         start = None
         if state is not None:
             start = torch.view_as_complex(state.contiguous())
-        h_complex = linear_recurrence(self.eigenvalues(), torch.view_as_complex(pairs), start)
-        h = torch.view_as_real(h_complex)
+        h = torch.view_as_real(
+            linear_recurrence(self.eigenvalues(), torch.view_as_complex(pairs), start)
+        )
         skip_rows = skip.flatten(0, 1)
         h_rows = h.flatten(0, 1).flatten(1)
         if self.n_out < FEW_COLUMNS:
@@ -413,7 +402,25 @@ class _DiagonalRecurrence(nn.Module):
     ) -> tuple[Tensor, Tensor, Sensitivity]:
         """Run a window as :meth:`_GatedRecurrence.run_exactly` does."""
         trained = (self.nu_log, self.theta_log, self.gamma_log, self.weight_in, initial)
-        start = _after_past(state, partial(_gradients_of_diagonal_past, sensitivity), *trained)
+        of_units, of_weight, *of_initial = sensitivity
+
+        def gradients(d_state: Tensor) -> tuple[Tensor | None, ...]:
+            """Return what a gradient of the state adds to those of nu_log, theta_log, gamma_log,
+            the weights of the input and the initial state.
+            """
+            # of real numbers, by the real and the imaginary part of the state
+            d_units = (of_units * d_state[:, None]).sum((0, 3))
+            # of the imaginary part of a weight: i times the derivative by the real part
+            real, imaginary = d_state.unbind(-1)
+            turned = torch.stack([imaginary, -real], -1)
+            d_weight = [(of_weight * d[..., None]).sum((0, 2)) for d in (d_state, turned)]
+            d_initial = None
+            if of_initial:
+                d = [(of_initial[0] * d).sum((0, 2)) for d in (d_state, turned)]
+                d_initial = torch.stack(d, -1)[None]
+            return *d_units.unbind(0), torch.stack(d_weight, 1).flatten(0, 1), d_initial
+
+        start = _after_past(state, gradients, *trained)
         y, h = self._run(x, start)
         with torch.no_grad():
             moved = self._move_on(x, state, h, sensitivity)
@@ -464,33 +471,10 @@ class _DiagonalRecurrence(nn.Module):
         real = modulus * torch.cos(angle)
         imaginary = modulus * torch.sin(angle)
         h_real, h_imaginary = state.unbind(-1)
-        turned = [
-            real * h_real - imaginary * h_imaginary,
-            real * h_imaginary + imaginary * h_real,
-        ]
+        turned = [real * h_real - imaginary * h_imaginary, real * h_imaginary + imaginary * h_real]
         h = torch.stack(turned, -1) + added.unflatten(-1, (self.n_states, 2))
         y = F.linear(h.flatten(-2), self.weight_out) + F.linear(x, self.weight_skip)
         return y, h
-
-
-def _gradients_of_diagonal_past(
-    sensitivity: Sensitivity, d_state: Tensor
-) -> tuple[Tensor | None, ...]:
-    """Return what a gradient of the state adds to those of nu_log, theta_log, gamma_log, the
-    weights of the input and the initial state.
-    """
-    of_units, of_weight, *of_initial = sensitivity
-    # of real numbers, by the real and the imaginary part of the state
-    d_units = (of_units * d_state[:, None]).sum((0, 3))
-    # of the imaginary part of a weight: i times the derivative by the real part
-    real, imaginary = d_state.unbind(-1)
-    turned = torch.stack([imaginary, -real], -1)
-    d_weight = [(of_weight * d[..., None]).sum((0, 2)) for d in (d_state, turned)]
-    d_initial = None
-    if of_initial:
-        d = [(of_initial[0] * d).sum((0, 2)) for d in (d_state, turned)]
-        d_initial = torch.stack(d, -1)[None]
-    return *d_units.unbind(0), torch.stack(d_weight, 1).flatten(0, 1), d_initial
 
 
 class LRU(Recur):
@@ -560,9 +544,7 @@ class LRU(Recur):
         trainable_init: bool = False,
     ) -> None:
         set_sizes(self, n_in=n_in, n_out=n_out)
-        if n_states is None:
-            n_states = (self.n_out + 1) // 2
-        set_sizes(self, n_states=n_states)
+        set_sizes(self, n_states=(self.n_out + 1) // 2 if n_states is None else n_states)
         if not 0 <= r_min < r_max <= 1:
             raise ValueError(
                 f"LRU: the ring needs 0 <= r_min < r_max <= 1, got r_min={r_min!r}, r_max={r_max!r}"

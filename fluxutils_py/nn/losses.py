@@ -15,7 +15,7 @@ from torch.nn.modules.loss import _Loss
 
 from fluxutils_py.errors import DataError, ShapeError
 from fluxutils_py.nn.kernels.modules import is_intercepted
-from fluxutils_py.nn.model_windows import output_remedy, run_window
+from fluxutils_py.nn.model_windows import as_tuple, output_remedy, run_window
 from fluxutils_py.nn.precision import as_float32
 
 __all__ = ["seqloss"]
@@ -82,7 +82,7 @@ class SeqLoss:
         """
         if self._is_sum:
             return None
-        targets = (ys,) if isinstance(ys, Tensor) else ys
+        targets = as_tuple(ys)
         weights = _weight_columns(targets, ws)
         divisors = self._own_divisors(targets, weights)
         # where single outputs are missing, divide all by the same number
@@ -98,15 +98,10 @@ class SeqLoss:
     def _own_divisors(
         self, targets: Sequence[Tensor], weights: Sequence[Tensor | None]
     ) -> list[float]:
-        pairs = zip(targets, weights, strict=True)
-        return [self._divisor(y, w) for y, w in pairs]
-
-    def _divisor(self, y: Tensor, ws: Tensor | None) -> float:
         if not self.classes:
-            return live_steps(y, ws)
-        weights = None if ws is None else ws.reshape(-1)
-        share = self._class_share(_as_rows(y), weights)
-        return float(share.sum(dtype=torch.float64))
+            return list(map(live_steps, targets, weights))
+        shares = map(self._class_share, map(_as_rows, targets), map(_flat, weights))
+        return [float(share.sum(dtype=torch.float64)) for share in shares]
 
     @property
     def is_mean_squared_error(self) -> bool:
@@ -150,30 +145,22 @@ class SeqLoss:
         if members is not None and model.training:  # each learns by itself
             each = [self(member, xs, ys, ws) for member in members]
             return torch.stack(each).mean()
-        outs = run_window(model, xs)
         # the loss is computed in float32, also of a model in low precision
-        outs = tuple(map(as_float32, (outs,) if isinstance(outs, Tensor) else outs))
-        targets = (ys,) if isinstance(ys, Tensor) else tuple(ys)
+        outs = tuple(map(as_float32, as_tuple(run_window(model, xs))))
+        targets = as_tuple(ys)
         if len(outs) != len(targets):
             raise ShapeError(f"the model gives {len(outs)} outputs for {len(targets)} targets")
         weights = _weight_columns(targets, ws)
-        losses = list(map(self._output_loss, outs, targets, weights))
-        if len(losses) > 1 and weights[0] is not ws:
-            losses = self._with_common_divisor(losses, targets, weights)
-        return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
-
-    def _with_common_divisor(
-        self,
-        losses: list[Tensor],
-        targets: Sequence[Tensor],
-        weights: Sequence[Tensor | None],
-    ) -> list[Tensor]:
-        """Return losses that are means over the same number, where single outputs are missing."""
-        if self._is_sum:
-            return losses
-        divisors = self._own_divisors(targets, weights)
-        common = sum(divisors) / len(divisors) or 1.0  # 0 if nothing is live
-        return [loss * (n / common) for loss, n in zip(losses, divisors, strict=True)]
+        output_loss = self._class_loss if self.classes else self._value_loss
+        losses = list(map(output_loss, outs, targets, weights))
+        if len(losses) == 1:
+            return losses[0]
+        # where single outputs are missing, means are over the same number
+        if weights[0] is not ws and not self._is_sum:
+            divisors = self._own_divisors(targets, weights)
+            common = sum(divisors) / len(divisors) or 1.0  # 0 if nothing is live
+            losses = [loss * (n / common) for loss, n in zip(losses, divisors, strict=True)]
+        return torch.stack(losses).sum()
 
     def __repr__(self) -> str:
         return f"seqloss({getattr(self.criterion, '__name__', None) or repr(self.criterion)})"
@@ -195,13 +182,21 @@ class SeqLoss:
         weighted targets and squares (3, G), or of labels the weight of each class up to the highest
         label (V,).
         """
-        targets = (ys,) if isinstance(ys, Tensor) else ys
+        targets = as_tuple(ys)
         weights = _weight_columns(targets, ws)
-        return list(map(self._label_sum if self.classes else _value_sums, targets, weights))
+        if self.classes:
+            return list(map(self._label_sum, targets, weights))
+        sums = []
+        for y, w in zip(targets, weights, strict=True):
+            values = y.double()
+            each = torch.ones_like(values) if w is None else w.double().expand_as(values)
+            weighted = each * values
+            sums.append(torch.stack([each, weighted, weighted * values]).sum((1, 2)))
+        return sums
 
     def _label_sum(self, y: Tensor, ws: Tensor | None) -> Tensor:
         rows = _as_rows(y)
-        weights = None if ws is None else ws.reshape(-1)
+        weights = _flat(ws)
         share = self._class_share(rows, weights).double()
         if weights is not None:
             share = share * weights
@@ -229,12 +224,19 @@ class SeqLoss:
 
     # -- one output ------------------------------------------------------------------------------
 
-    def _output_loss(self, out: Tensor, y: Tensor, ws: Tensor | None) -> Tensor:
-        return self._class_loss(out, y, ws) if self.classes else self._value_loss(out, y, ws)
-
     def _value_loss(self, out: Tensor, y: Tensor, ws: Tensor | None) -> Tensor:
         n_steps = y.shape[0]
-        self._require_shape(out, y)
+        needed = "equal shapes (S, B, G)"
+        fits = out.shape == y.shape
+        # a function of one's own may compare (S, B, 9) with (S, B, 1), or scores with labels
+        if not self._same_shape:
+            needed = "outputs of the steps and series of the targets, (S, B, G)"
+            fits = out.dim() >= y.dim() and out.shape[:2] == y.shape[:2]
+        if not fits:
+            raise ShapeError(
+                f"the model gives {tuple(out.shape)} for targets of shape {tuple(y.shape)}: "
+                f"{self!r} needs {needed}{_remedy_for_axes(out, y)}"
+            )
         if self._same_shape and not y.is_floating_point():
             y = y.to(out.dtype)
         criterion = _match_output(self.criterion, out)
@@ -250,27 +252,23 @@ class SeqLoss:
             each = each.flatten(2).mean(-1, keepdim=True) if each.dim() > 2 else each.unsqueeze(-1)
         return (each * ws).sum() / (ws != 0).sum().clamp(min=1)
 
-    def _require_shape(self, out: Tensor, y: Tensor) -> None:
-        if self._same_shape:
-            needed = "equal shapes (S, B, G)"
-            fits = out.shape == y.shape
-        else:  # a function of one's own may compare (S, B, 9) with (S, B, 1), or scores with labels
-            needed = "outputs of the steps and series of the targets, (S, B, G)"
-            fits = out.dim() >= y.dim() and out.shape[:2] == y.shape[:2]
-        if fits:
-            return
-        raise ShapeError(
-            f"the model gives {tuple(out.shape)} for targets of shape {tuple(y.shape)}: "
-            f"{self!r} needs {needed}{_remedy_for_axes(out, y)}"
-        )
-
     # -- one output of scores of classes ---------------------------------------------------------
 
     def _class_loss(self, out: Tensor, y: Tensor, ws: Tensor | None) -> Tensor:
         n_steps = y.shape[0]
-        out, y = self._class_scores(out, y)
+        # scores (S, B, V) and integer targets (S, B, 1), or probabilities (S, B, V), as rows
+        fits_labels = y.shape[2:] in ((1,), ())
+        targets_fit = y.shape == out.shape if y.is_floating_point() else fits_labels
+        if out.dim() != 3 or out.shape[:2] != y.shape[:2] or not targets_fit:
+            raise ShapeError(
+                f"{self!r} takes scores (S, B, V) and integer targets (S, B, 1) or probabilities "
+                f"(S, B, V); the model gives {tuple(out.shape)} for targets of shape "
+                f"{tuple(y.shape)}, {y.dtype}{_remedy_for_axes(out, y)}"
+            )
+        out = out.flatten(0, 1)
+        y = _as_rows(y)
         criterion = _match_output(self.criterion, out)
-        weights = None if ws is None else ws.reshape(-1)
+        weights = _flat(ws)
         try:
             each = self._unreduced(criterion, out, y)
         except IndexError:  # torch's message names a single label
@@ -282,34 +280,13 @@ class SeqLoss:
                 f"{out.shape[-1]} scores, for labels from 0; {self.ignore_index} marks steps that "
                 "do not count"
             ) from None
+        weighted = each if weights is None else _expand_weights(each, weights) * each
         if self._is_sum:
-            weighted = each if weights is None else _expand_weights(each, weights) * each
             return weighted.sum() / n_steps
-        return self._class_mean(each, y, weights)
-
-    def _class_scores(self, out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return scores (S, B, V) and integer targets (S, B, 1), or probabilities (S, B, V), as
-        rows.
-        """
-        if y.is_floating_point():
-            targets_fit = y.shape == out.shape
-        else:
-            targets_fit = y.shape[2:] in ((1,), ())
-        if out.dim() != 3 or out.shape[:2] != y.shape[:2] or not targets_fit:
-            raise ShapeError(
-                f"{self!r} takes scores (S, B, V) and integer targets (S, B, 1) or probabilities "
-                f"(S, B, V); the model gives {tuple(out.shape)} for targets of shape "
-                f"{tuple(y.shape)}, {y.dtype}{_remedy_for_axes(out, y)}"
-            )
-        return out.flatten(0, 1), _as_rows(y)
-
-    def _class_mean(self, each: Tensor, y: Tensor, ws: Tensor | None) -> Tensor:
-        """Average as torch does: over the targets that count, by their class weights."""
-        total = self._class_share(y, ws).to(each).sum()
+        # as torch does: over the targets that count, by their class weights
+        total = self._class_share(y, weights).to(each).sum()
         # where nothing is live, the loss is 0, not NaN
-        total = torch.where(total == 0, torch.ones_like(total), total)
-        weighted = each if ws is None else each * ws
-        return weighted.sum() / total
+        return weighted.sum() / torch.where(total == 0, torch.ones_like(total), total)
 
     def _class_share(self, y: Tensor, ws: Tensor | None) -> Tensor:
         """Return how much each target counts in a mean."""
@@ -344,13 +321,8 @@ def _remedy_for_axes(out: Tensor, y: Tensor) -> str:
     return f"; {output_remedy(out.shape, y.shape)}" if out.dim() < y.dim() else ""
 
 
-def _value_sums(y: Tensor, ws: Tensor | None) -> Tensor:
-    values = y.double()
-    weights = torch.ones_like(values)
-    if ws is not None:
-        weights = weights * ws
-    weighted = weights * values
-    return torch.stack([weights, weighted, weighted * values]).sum((1, 2))
+def _flat(ws: Tensor | None) -> Tensor | None:
+    return None if ws is None else ws.reshape(-1)
 
 
 def _as_rows(y: Tensor) -> Tensor:
@@ -476,14 +448,11 @@ def live_steps(ys: Tensors, ws: Tensor | None) -> float:
     """Count the live steps of a window; where some outputs are missing, a step counts by the
     fraction that is there.
     """
-    targets = (ys,) if isinstance(ys, Tensor) else ys
+    targets = as_tuple(ys)
     if ws is None:
         return float(targets[0].shape[0] * targets[0].shape[1])
-    shares = []
-    for w in _weight_columns(targets, ws):
-        if w is not None:
-            shares.append(float(w.count_nonzero()) / w.shape[-1])
-    return sum(shares) / len(shares)
+    columns = [w for w in _weight_columns(targets, ws) if w is not None]
+    return sum(float(w.count_nonzero()) / w.shape[-1] for w in columns) / len(columns)
 
 
 def _weight_columns(targets: Sequence[Tensor], ws: Tensor | None) -> Sequence[Tensor | None]:
@@ -580,6 +549,5 @@ def unreduced(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def _expand_weights(each: Tensor, ws: Tensor) -> Tensor:
     """Return the weights with as many axes as the losses."""
-    common_axes = ws.shape[: min(ws.dim(), each.dim())]
     more_axes = (1,) * (each.dim() - ws.dim())
-    return ws.reshape(common_axes + more_axes)
+    return ws.reshape(ws.shape[: each.dim()] + more_axes)

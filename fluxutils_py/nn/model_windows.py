@@ -39,9 +39,21 @@ TRIAL_STEPS = 3  # a first one, one that follows it, and one after that
 # a chain of these gives the same for a window as for its steps, and reset() knows its state
 STEPWISE = frozenset(
     {
-        *(nn.Sequential, nn.Linear, nn.Identity, nn.Dropout, nn.Tanh, nn.Sigmoid),
-        *(nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Softplus),
-        *(LSTM, GRU, RNN),
+        nn.Sequential,
+        nn.Linear,
+        nn.Identity,
+        nn.Dropout,
+        nn.Tanh,
+        nn.Sigmoid,
+        nn.ReLU,
+        nn.LeakyReLU,
+        nn.ELU,
+        nn.GELU,
+        nn.SiLU,
+        nn.Softplus,
+        LSTM,
+        GRU,
+        RNN,
     }
 )
 
@@ -63,10 +75,9 @@ def run_window(model: nn.Module, xs: Tensor | Tensors) -> Outputs:
     -------
     Tensor of shape (S, B, G), or a tuple of such
     """
-    inputs = (xs,) if isinstance(xs, Tensor) else tuple(xs)
-    if takes_windows(model, inputs):
-        return _run_whole(model, inputs)
-    return _run_stepwise(model, inputs)
+    inputs = as_tuple(xs)
+    run = _run_whole if takes_windows(model, inputs) else _run_stepwise
+    return run(model, inputs)
 
 
 def takes_windows(model: nn.Module, xs: Tensors) -> bool:
@@ -108,13 +119,10 @@ def context_steps(model: nn.Module, steps: Tensors) -> Iterator[None]:
     k = steps[0].shape[0]
 
     def prepend(_: nn.Module, xs: Tensors) -> Tensors:
-        pairs = zip(steps, xs, strict=True)
-        return tuple(torch.cat(both) for both in pairs)
+        return tuple(map(torch.cat, zip(steps, xs, strict=True)))
 
     def cut(_: nn.Module, __: Tensors, out: Outputs) -> Outputs:
-        if isinstance(out, Tensor):
-            return out[k:]
-        return tuple(o[k:] for o in out)
+        return out[k:] if isinstance(out, Tensor) else tuple(o[k:] for o in out)
 
     hooks = [model.register_forward_pre_hook(prepend), model.register_forward_hook(cut)]
     try:
@@ -132,7 +140,17 @@ def window_mode(model: nn.Module, xs: Tensors) -> str:
     """
     mode = cached_window_mode(model)
     if mode is None:
-        mode = _modes[model] = "either" if _is_stepwise(model, xs) else _try_both(model, xs)
+        twin = outputs = None
+        # the layer inside an LSTM is its own affair
+        layers = [m for m in model.modules() if not isinstance(m, TORCH_LAYERS)]
+        if all(type(m) in STEPWISE for m in layers):
+            twin = shallow_copy(model, training=False)
+        if twin is not None:
+            with torch.no_grad():
+                outputs = _attempt(_run_whole, twin, [x[:TRIAL_STEPS] for x in xs])
+        # what does not run on a window is tried out, which tells why
+        runs = isinstance(outputs, tuple) and all(y.dim() == 3 for y in outputs)
+        mode = _modes[model] = "either" if runs else _try_both(model, xs)
     return mode
 
 
@@ -177,22 +195,6 @@ def prediction_copy(model: nn.Module) -> nn.Module:
     return twin
 
 
-def _is_stepwise(model: nn.Module, xs: Tensors) -> bool:
-    """Return whether a model is a chain of known layers that runs on a window; one that does not
-    is tried out, which tells why.
-    """
-    twin = None
-    # the layer inside an LSTM is its own affair
-    layers = [m for m in model.modules() if not isinstance(m, TORCH_LAYERS)]
-    if all(type(m) in STEPWISE for m in layers):
-        twin = shallow_copy(model, training=False)
-    if twin is None:
-        return False
-    with torch.no_grad():
-        outputs = _attempt(_run_whole, twin, [x[:TRIAL_STEPS] for x in xs])
-    return not isinstance(outputs, Exception) and all(y.dim() == 3 for y in outputs)
-
-
 def _try_both(model: nn.Module, xs: Tensors) -> str:
     """Return the :func:`window_mode` of a model by running it both ways."""
     with _trial(model, xs) as (twin, sample):
@@ -210,7 +212,17 @@ def _try_both(model: nn.Module, xs: Tensors) -> str:
         # first, since a state that reset() does not know may be why the two ways differ; a model
         # that depends on random numbers, or on a count of its calls, keeps no state of a series
         if not _equal_outputs(again, outputs) and _kept_tensors(twin) != before:
-            raise _unknown_state(model)
+            bare_layers = unwrapped_recurrent(model)
+            layer = "the layer whose state it keeps"
+            if bare_layers:
+                layer = f"its recurrent layer {bare_layers[0]!r}"
+            raise ShapeError(
+                f"the model {type(model).__name__} gives other outputs when it is called a second "
+                "time with the same inputs, although reset(model) comes between the calls: it "
+                "keeps a state in an attribute, which nothing resets between series, saves or "
+                f"shards. Build {layer} as Recur(...), and use its output alone "
+                "(y = self.rnn(x)): Recur keeps the state"
+            )
         if isinstance(whole, Exception):
             mode = "steps"
         elif isinstance(steps, Exception):
@@ -251,36 +263,24 @@ def _different_ways(model: nn.Module, window: torch.Size, whole: Attempt) -> Sha
         "False (single steps)"
     )
     bare_layers = unwrapped_recurrent(model)
+    flat = None
+    if not isinstance(whole, Exception):
+        flat = next((out.shape for out in whole if out.dim() < 3), None)
     if bare_layers:
         remedy = (
             f"its recurrent layer {bare_layers[0]!r} sits outside Recur, so its state is lost "
             "between calls: build it as Recur(...) and use its output alone (y = self.rnn(x)), or "
             f"{remedy}"
         )
-    else:
-        missing_axes = _describe_missing_axes(window, whole)
-        if missing_axes is not None:
-            remedy = missing_axes
+    elif flat is not None:
+        remedy = (
+            f"it gives outputs of shape {tuple(flat)} for a window of {tuple(window)}; "
+            f"expected (S, B, G): {output_remedy(flat, window)}"
+        )
     return ShapeError(
         f"the model {type(model).__name__} gives other results for a window (S, B, F) than for its "
         f"steps (B, F): {remedy}"
     )
-
-
-def _describe_missing_axes(window: torch.Size, outputs: Attempt) -> str | None:
-    """Return which shape lacks axes among the outputs for a window, and the remedy; None: all are
-    (S, B, G).
-    """
-    if isinstance(outputs, Exception):
-        return None
-    for out in outputs:
-        if out.dim() < 3:
-            remedy = output_remedy(out.shape, window)
-            return (
-                f"it gives outputs of shape {tuple(out.shape)} for a window of {tuple(window)}; "
-                f"expected (S, B, G): {remedy}"
-            )
-    return None
 
 
 def output_remedy(shape: torch.Size, window: torch.Size) -> str:
@@ -293,22 +293,6 @@ def output_remedy(shape: torch.Size, window: torch.Size) -> str:
         "return the outputs of all steps, not h[:, -1] alone, and build recurrent layers with "
         "batch_first=False: windows have time first, then series. Or, if a layer's result is taken "
         f"apart: {OUTPUT_ALONE}"
-    )
-
-
-def _unknown_state(model: nn.Module) -> ShapeError:
-    """Return the error of a model that keeps a state that :func:`reset` does not know, and the next
-    series would start from.
-    """
-    bare_layers = unwrapped_recurrent(model)
-    layer = "the layer whose state it keeps"
-    if bare_layers:
-        layer = f"its recurrent layer {bare_layers[0]!r}"
-    return ShapeError(
-        f"the model {type(model).__name__} gives other outputs when it is called a second time "
-        "with the same inputs, although reset(model) comes between the calls: it keeps a state in "
-        f"an attribute, which nothing resets between series, saves or shards. Build {layer} as "
-        "Recur(...), and use its output alone (y = self.rnn(x)): Recur keeps the state"
     )
 
 
@@ -365,7 +349,10 @@ def _trial(model: nn.Module, xs: Tensors) -> Iterator[tuple[nn.Module, list[Tens
     rng = torch.random.fork_rng(devices=devices)
     with rng, torch.inference_mode(False), torch.no_grad():
         twin = deep_copy(model).eval()
-        _disturb(twin, generator)
+        # so that zero heads and fresh batch statistics hide no difference
+        for t in [*twin.parameters(), *twin.buffers()]:
+            if t.is_floating_point():
+                t.add_(0.1 * torch.rand(t.shape, generator=generator).to(t))
         # the number of series differs from that of features, to tell axes apart
         n_features = {x.shape[2] for x in xs}
         n_series = next(n for n in itertools.count(4) if n not in n_features)
@@ -381,16 +368,6 @@ def _attempt(run: Run, twin: nn.Module, sample: Tensors) -> Attempt:
         return error
 
 
-def _disturb(model: nn.Module, generator: torch.Generator) -> None:
-    """Change parameters and buffers, so that zero heads and fresh batch statistics hide no
-    difference.
-    """
-    for t in [*model.parameters(), *model.buffers()]:
-        if t.is_floating_point():
-            noise = torch.rand(t.shape, generator=generator)
-            t.add_(0.1 * noise.to(t))
-
-
 def _disturbed_steps(x: Tensor, n_series: int, generator: torch.Generator) -> Tensor:
     """Return a few steps, and as many series, of ``x`` with disturbed values."""
     # where there are fewer, they are repeated: each is disturbed in another way
@@ -403,8 +380,8 @@ def _disturbed_steps(x: Tensor, n_series: int, generator: torch.Generator) -> Te
     return torch.nan_to_num(x) + noise.to(x)
 
 
-def as_tuple(outputs: Outputs) -> tuple[Tensor, ...]:
-    """Return the outputs of a model as a tuple, also if it has only one."""
+def as_tuple(outputs: Tensor | Tensors) -> tuple[Tensor, ...]:
+    """Return the inputs or outputs of a model as a tuple, also if it has only one."""
     return (outputs,) if isinstance(outputs, Tensor) else tuple(outputs)
 
 

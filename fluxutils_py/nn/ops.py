@@ -55,8 +55,7 @@ def bmm(A: Array, B: Array, *, batch_first: bool = False) -> Any:
     >>> bmm(A, B)[:, :, 0].equal(A[:, :, 0] @ B[:, :, 0])
     True
     """
-    product = _multiply_batches("bmm", _to_tensor(A), _to_tensor(B), batch_first=batch_first)
-    return _match_type(product if batch_first else product.permute(1, 2, 0), A, B)
+    return _match_type(_multiply_batches("bmm", A, B, batch_first=batch_first), A, B)
 
 
 def batched_gemm(transA: Trans, transB: Trans, *operands: Any) -> Any:
@@ -105,9 +104,7 @@ def batched_gemm(transA: Trans, transB: Trans, *operands: Any) -> Any:
         )
     # as Julia's methods do: the number of arguments tells whether alpha is one
     alpha, A, B = operands if len(operands) == 3 else (1, *operands)
-    batches = _multiply_batches("batched_gemm", _to_tensor(A), _to_tensor(B), transA, transB)
-    product = batches.permute(1, 2, 0)
-    return _match_type(alpha * product, A, B)
+    return _match_type(alpha * _multiply_batches("batched_gemm", A, B, transA, transB), A, B)
 
 
 def batched_gemm_(
@@ -153,8 +150,7 @@ def batched_gemm_(
     """
     out = C if isinstance(C, Tensor) else torch.from_numpy(C)
     # complete before the write, since A and B may share memory with C
-    batches = _multiply_batches("batched_gemm_", _to_tensor(A), _to_tensor(B), transA, transB)
-    product = batches.permute(1, 2, 0)
+    product = _multiply_batches("batched_gemm_", A, B, transA, transB)
     if out.shape != product.shape:
         raise ShapeError(
             f"batched_gemm_: C has shape {tuple(out.shape)}, the product has shape "
@@ -221,13 +217,13 @@ def contract(A: Array, B: Array) -> Any:
 
 def _multiply_batches(
     caller: str,
-    A: Tensor,
-    B: Tensor,
+    A: Array,
+    B: Array,
     transA: Trans = "N",
     transB: Trans = "N",
     batch_first: bool = False,
 ) -> Tensor:
-    """Return ``op(A) @ op(B)`` of shape (b, m, n), after checks."""
+    """Return ``op(A) @ op(B)`` of shape (m, n, b), or (b, m, n), after checks."""
     left = _batch_of_matrices(caller, "A", A, transA, batch_first)
     right = _batch_of_matrices(caller, "B", B, transB, batch_first)
     sizes = {
@@ -243,15 +239,17 @@ def _multiply_batches(
                 f"{caller}: A has shape {tuple(A.shape)}, B has shape {tuple(B.shape)}: the {name} "
                 f"sizes {of_A} and {of_B} differ; expected {expected}"
             )
-    return torch.bmm(left, right)
+    product = torch.bmm(left, right)
+    return product if batch_first else product.permute(1, 2, 0)
 
 
 def _batch_of_matrices(
-    caller: str, name: str, X: Tensor, trans: Trans, batch_first: bool
+    caller: str, name: str, array: Array, trans: Trans, batch_first: bool
 ) -> Tensor:
     """Return ``op(X)`` as a view with the batch axis first."""
     if trans not in ("N", "T", "C"):
         raise ValueError(f"{caller}: trans{name} is {trans!r}, expected 'N', 'T' or 'C'")
+    X = _to_tensor(array)
     if X.ndim != 3:
         raise ShapeError(
             f"{caller}: {name} has shape {tuple(X.shape)}, expected three axes with the batch "

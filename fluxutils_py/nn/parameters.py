@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -206,9 +206,8 @@ def windices(m: object, maxnorm: bool = False) -> list[Tensor]:
     for p in module_of(m).parameters():
         stop = start + p.numel()
         if p.ndim >= 2:  # no bias
-            indices = torch.arange(start, stop)
             units = len(p) if maxnorm else 1
-            indices_of_weights.extend(indices.reshape(units, -1))
+            indices_of_weights.extend(torch.arange(start, stop).reshape(units, -1))
         start = stop
     return indices_of_weights
 
@@ -220,9 +219,7 @@ def net2grad(m: object, dtype: torch.dtype | None = None) -> Tensor:
     ``m`` is a module or an estimator. The vector is a detached copy of shape ``(P,)``. Source:
     ``net2grad`` of FluxUtils.jl.
     """
-    params = module_of(m).parameters()
-    grads = dense_gradients(params)
-    return _flatten(grads, dtype)
+    return _flatten(dense_gradients(module_of(m).parameters()), dtype)
 
 
 def grad2net(m: M, v: object) -> M:
@@ -266,14 +263,6 @@ def dense_gradients(params: Iterable[nn.Parameter]) -> list[Tensor]:
     return grads
 
 
-def flatten_into(tensors: Sequence[Tensor], out: Tensor) -> Tensor:
-    """Copy tensors one after another into the vector ``out``, in one kernel and without an
-    allocation.
-    """
-    parts = [t.reshape(-1) for t in tensors]
-    return torch.cat(parts, out=out)
-
-
 def _split_vector(
     caller: str,
     m: object,
@@ -293,8 +282,7 @@ def _split_vector(
         raise ShapeError(
             f"{caller}: vector has {vector.numel()} values, the model has {n} parameters"
         )
-    parts = vector.detach().split(sizes)
-    pairs = zip(params, parts, strict=True)
+    pairs = zip(params, vector.detach().split(sizes), strict=True)
     return [(p, part.view_as(p)) for p, part in pairs]
 
 

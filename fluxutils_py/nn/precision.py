@@ -64,19 +64,7 @@ def undisturbed() -> Iterator[None]:
     NumPy raises no errors of arithmetic. All of these are of this thread alone. Torch's default
     dtype, which threads share, is for :func:`float32_by_default`.
     """
-    contexts = _against_surroundings()
-    if not contexts:
-        yield
-        return
-    with ExitStack() as stack:
-        for context in contexts:
-            stack.enter_context(context)
-        yield
-
-
-def _against_surroundings() -> list[AbstractContextManager[Any]]:
-    """Return the contexts that undo those around; mostly none."""
-    contexts: list[AbstractContextManager[Any]] = []
+    contexts: list[AbstractContextManager[Any]] = []  # mostly none
     if torch.is_inference_mode_enabled():
         contexts += [torch.inference_mode(False), torch.no_grad()]
     if has_autocast():
@@ -87,7 +75,13 @@ def _against_surroundings() -> list[AbstractContextManager[Any]]:
     raising = [kind for kind, action in np.geterr().items() if action == "raise"]
     if raising:
         contexts.append(np.errstate(**{kind: NUMPY_ERRORS[kind] for kind in raising}))
-    return contexts
+    if not contexts:
+        yield
+        return
+    with ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
+        yield
 
 
 @contextmanager

@@ -149,20 +149,16 @@ class Recur(nn.Module):
         """Return the state of zero series, whose tensors show count and shape; None if only a run
         could tell.
         """
-        m = self.module
+        m: Any = self.module
         like = next(m.parameters(), torch.empty(0))
         if isinstance(m, nn.RNNBase):
             h = like.new_zeros(m.num_layers, 0, m.proj_size or m.hidden_size)  # (L, B, H)
-            return (
-                (h, like.new_zeros(m.num_layers, 0, m.hidden_size))
-                if isinstance(m, nn.LSTM)
-                else (h,)
-            )
+            c = like.new_zeros(m.num_layers, 0, m.hidden_size)
+            return (h, c) if isinstance(m, nn.LSTM) else (h,)
         if isinstance(m, nn.RNNCellBase):
             h = like.new_zeros(0, m.hidden_size)  # (B, H)
             return (h, h.clone()) if isinstance(m, nn.LSTMCell) else (h,)
-        own = getattr(m, "empty_state", None)
-        return own() if own is not None else None
+        return m.empty_state() if hasattr(m, "empty_state") else None
 
     def _zero_state(self) -> list[Tensor]:
         """For a batch of 1."""
@@ -200,9 +196,9 @@ class Recur(nn.Module):
                 for t, start in zip(self.sensitivity, fresh, strict=True)
             )
         tensors = [self.state] if isinstance(self.state, Tensor) else list(self.state)
-        starts = (
-            list(self.initial_state) if self.trainable_init else [t.new_zeros(()) for t in tensors]
-        )
+        starts = [t.new_zeros(()) for t in tensors]
+        if self.trainable_init:
+            starts = list(self.initial_state)
         where = (slice(None),) * self.batch_dim + (index,)
         for k, (t, start) in enumerate(zip(tensors, starts, strict=True)):
             tensors[k] = t.clone()
@@ -236,15 +232,16 @@ class Recur(nn.Module):
 
     def joined(self, parts: Sequence[State | None]) -> State | None:
         """Return states of several groups of series as one, detached; None if one is None."""
-        kept = [p for p in parts if p is not None]
+        kept: list[Any] = [p for p in parts if p is not None]
         if len(kept) < len(parts):
             return None
-        if isinstance(kept[0], Tensor):
-            tensors: Any = kept  # if one is a tensor, all are
-            return torch.cat([p.detach() for p in tensors], self.batch_dim)
-        return tuple(
-            torch.cat([t.detach() for t in ts], self.batch_dim) for ts in zip(*kept, strict=True)
-        )
+
+        def join(tensors: Sequence[Tensor]) -> Tensor:
+            return torch.cat([t.detach() for t in tensors], self.batch_dim)
+
+        if isinstance(kept[0], Tensor):  # then all are
+            return join(kept)
+        return tuple(map(join, zip(*kept, strict=True)))
 
     # -- computing ---------------------------------------------------------------------------------
 
@@ -287,16 +284,10 @@ class Recur(nn.Module):
             with without_autocast(x.device):
                 return self._run_module(as_float32(x))
         if x.dim() == 2:
-            return (
-                self._call_module(x.unsqueeze(0)).squeeze(0)
-                if self._is_windowed
-                else self._call_module(x)
-            )
-        return (
-            self._call_module(x)
-            if self._is_windowed
-            else torch.stack([self._call_module(step) for step in x])
-        )
+            return self._call_module(x[None])[0] if self._is_windowed else self._call_module(x)
+        if self._is_windowed:
+            return self._call_module(x)
+        return torch.stack([self._call_module(step) for step in x])
 
     def _run_diagonal(self, x: Tensor) -> Tensor:
         """Run a diagonal module, which also moves the sensitivity of its state on; in float32 or

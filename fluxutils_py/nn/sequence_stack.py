@@ -24,11 +24,9 @@ class _Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        outputs = self.layer(self.layer_norm(x))
-        x = x + self.dropout(outputs)
+        x = x + self.dropout(self.layer(self.layer_norm(x)))
         gate, value = self.up(self.mlp_norm(x)).chunk(2, -1)
-        mixed = self.down(F.silu(gate) * value)
-        y: Tensor = x + self.dropout(mixed)
+        y: Tensor = x + self.dropout(self.down(F.silu(gate) * value))
         return y
 
 

@@ -122,8 +122,7 @@ def loadstates(m: M, s: Sequence[Tensor]) -> M:
     Source: ``loadstates!`` of FluxUtils.jl, which ignores a surplus and writes into the initial
     state.
     """
-    layers = recurrent_layers(m)
-    for layer, part in match_states(layers, s, m):
+    for layer, part in match_states(recurrent_layers(m), s, m):
         assign_state(layer, part)
     return m
 
@@ -146,9 +145,17 @@ def match_states(
     :func:`loadstates`.
     """
     tensors = read_states(s)
-    matched: list[tuple[Recur, list[Tensor]]] = []
+    matched = []
     empty = [layer.empty_state() for layer in layers]
-    counts = _tensor_counts(layers, empty, len(tensors))
+    counts = [len(e or ()) for e in empty]
+    if len(tensors) != sum(counts):  # a custom module had a state
+        counts = list(map(_n_tensors, layers))
+    n, n_known = len(tensors), sum(counts)
+    if n != n_known:
+        raise ShapeError(
+            f"state has {n} tensor{'s' * (n != 1)}, that of the model has {n_known}; a custom "
+            "module without empty_state() tells its state once the model has run on one step"
+        )
     start = 0
     # all are checked before the first is assigned, so that an error changes nothing
     for layer, expected, n in zip(layers, empty, counts, strict=True):
@@ -176,11 +183,9 @@ def read_states(s: object) -> list[Tensor]:
     for i, v in enumerate(s):
         try:
             # torch reads only the byte order of the machine
-            tensors.append(
-                v.detach()
-                if isinstance(v, Tensor)
-                else torch.tensor(v.astype(v.dtype.newbyteorder("=")))
-            )
+            if not isinstance(v, Tensor):
+                v = torch.tensor(v.astype(v.dtype.newbyteorder("=")))
+            tensors.append(v.detach())
         except (AttributeError, TypeError) as error:
             raise DataError(
                 f"state[{i}] must be a tensor or an array of numbers, got a {type(v).__name__} of "
@@ -221,8 +226,8 @@ def snapshot(m: object) -> list[State | None]:
     """Return the state of each recurrent layer, detached, not copied, for :func:`restore` on the
     same model.
     """
-    layer_states = [r.state for r in recurrent_layers(m)]
-    return [None if s is None else map_state(Tensor.detach, s) for s in layer_states]
+    states = [r.state for r in recurrent_layers(m)]
+    return [None if s is None else map_state(Tensor.detach, s) for s in states]
 
 
 def sensitivities(m: object) -> list[Sensitivity | None]:
@@ -241,12 +246,11 @@ def restore(
     :func:`sensitivities` did; without that, nothing from before the states is learnt from.
     """
     layers = recurrent_layers(m)
-    for r, state in zip(layers, snapshots, strict=True):
+    carried = [None] * len(layers) if carried is None else carried
+    for r, state, sensitivity in zip(layers, snapshots, carried, strict=True):
         r.reset()  # also forgets what the layer keeps besides its state, such as a mark
         r.state = state
-    if carried is not None:
-        for r, sensitivity in zip(layers, carried, strict=True):
-            r.sensitivity = sensitivity
+        r.sensitivity = sensitivity
 
 
 @contextmanager
@@ -297,25 +301,6 @@ def _tensors(r: Recur) -> list[Tensor]:
         return list(r.empty_state() or ())
     tensors = (r.state,) if isinstance(r.state, Tensor) else r.state
     return [t.detach().clone() for t in tensors]
-
-
-def _tensor_counts(
-    layers: list[Recur],
-    empty: list[tuple[Tensor, ...] | None],
-    n: int,
-) -> list[int]:
-    """Return how many of ``n`` tensors belong to each layer."""
-    fresh = [len(e or ()) for e in empty]
-    if n == sum(fresh):  # no custom module had a state
-        return fresh
-    counts = list(map(_n_tensors, layers))
-    n_known = sum(counts)
-    if n != n_known:
-        raise ShapeError(
-            f"state has {n} tensor{'s' * (n != 1)}, that of the model has {n_known}; a custom "
-            "module without empty_state() tells its state once the model has run on one step"
-        )
-    return counts
 
 
 def _n_tensors(r: Recur) -> int:

@@ -138,7 +138,16 @@ class _RollingStatistics(_TimeFeatures):
             parts.append(parts[-1].ending(size).after(parts[-1].ending(0, size), size))
         outputs = []
         for span in self.spans:
-            outputs.extend(_of_last(parts, span, S).describe())
+            # the last ``span`` steps before each of this window, from parts of 1, 2, 4, ... steps
+            whole: _Part | None = None
+            size = 0
+            for i, part in enumerate(parts):
+                if span & 2**i:
+                    piece = part.ending(len(part.n) - S - size, size)
+                    whole = piece if whole is None else whole.after(piece, size)
+                    size += 2**i
+            assert whole is not None
+            outputs.extend(whole.describe())
         return torch.cat(outputs, 2), (both[S:].clone(), t + S)
 
 
@@ -199,22 +208,6 @@ def _root(variance: Tensor) -> Tensor:
     """Return the square root, whose gradient at 0 is 0."""
     is_constant = variance == 0
     return variance.masked_fill(is_constant, 1).sqrt().masked_fill(is_constant, 0)
-
-
-def _of_last(parts: Sequence[_Part], span: int, n_steps: int) -> _Part:
-    """Return the last ``span`` steps before each of the last ``n_steps``, from parts of 1, 2, 4,
-    ... steps.
-    """
-    whole: _Part | None = None
-    size = 0
-    for i, part in enumerate(parts):
-        if span & 2**i:
-            n = len(part.n)
-            piece = part.ending(n - n_steps - size, size)
-            whole = piece if whole is None else whole.after(piece, size)
-            size += 2**i
-    assert whole is not None
-    return whole
 
 
 class _RunningStatistics(_TimeFeatures):

@@ -114,10 +114,7 @@ class WinsorNorm(nn.Module):
             )
         if not x.is_floating_point():
             x = x.to(torch.float32)
-        lower = self.lower.to(x.dtype)
-        upper = self.upper.to(x.dtype)
-        mean = self.mean.to(x.dtype)
-        std = self.std.to(x.dtype)
+        lower, upper, mean, std = (getattr(self, name).to(x.dtype) for name in STATISTICS)
         standard = (x.clamp(lower, upper) - mean) / std
         return standard.masked_fill(x.isnan(), 0)
 
@@ -147,12 +144,24 @@ def winsor_statistics(
     Chan, Golub & LeVeque 1983). With more than 64 features, digits have 8 bits, and it takes five
     and nine passes.
     """
-    lower, upper = _quantiles(*_order_statistics(passes, add_up))
-    moments = _moments(passes, lower, upper)
-    count, mean, squares = merge(*moments)
-    n_free = (count - 1).clamp_min(1)
-    variance = squares / n_free
-    std = variance.sqrt()
+    values, share, n = _order_statistics(passes, add_up)
+    # interpolated between the order statistics on both sides
+    low, high = values.view(-1, len(QUANTILES), 2).unbind(2)
+    span = high - low
+    # from the nearer side, to round as NumPy does
+    between = torch.where(share < 0.5, low + span * share, high - span * (1 - share))
+    # where both are the same infinity, the span is NaN
+    bounds = torch.where(low == high, low, between).masked_fill(n[:, None] == 0, 0)
+    infinite = ~bounds.isfinite().all(1)
+    if infinite.any():  # the clamped values would have no mean
+        f = int(infinite.nonzero()[0])
+        raise DataError(
+            f"feature {f} is infinite in more than a hundredth of its values; use NaN for what is "
+            "missing"
+        )
+    lower, upper = bounds.split(1, 1)
+    count, mean, squares = merge(*_moments(passes, lower, upper))
+    std = (squares / (count - 1).clamp_min(1)).sqrt()
     lower = lower[:, 0]
     return (
         lower.clone(),  # views of one tensor, which would keep each other in memory
@@ -160,35 +169,6 @@ def winsor_statistics(
         lower + mean,
         std.masked_fill(std == 0, 1),
     )
-
-
-def _quantiles(values: Tensor, share: Tensor, n: Tensor) -> tuple[Tensor, Tensor]:
-    """Interpolate the quantiles, (F, 1) each, between the order statistics on both sides; arguments
-    as :func:`_order_statistics` returns them.
-
-    Raises
-    ------
-    DataError
-        If one is infinite: the clamped values would have no mean.
-    """
-    low, high = values.view(-1, len(QUANTILES), 2).unbind(2)
-    span = high - low
-    # from the nearer side, to round as NumPy does
-    from_low = low + span * share
-    from_high = high - span * (1 - share)
-    between = torch.where(share < 0.5, from_low, from_high)
-    # where both are the same infinity, the span is NaN
-    bounds = torch.where(low == high, low, between)
-    bounds = bounds.masked_fill(n[:, None] == 0, 0)
-    infinite = ~bounds.isfinite().all(1)
-    if infinite.any():
-        f = int(infinite.nonzero()[0])
-        raise DataError(
-            f"feature {f} is infinite in more than a hundredth of its values; use NaN for what is "
-            "missing"
-        )
-    lower, upper = bounds.split(1, 1)
-    return lower, upper
 
 
 def _moments(
@@ -250,7 +230,9 @@ def _order_statistics(
     for place in range(1, 8 * dtype.itemsize // digit):
         counts = add_up(_count_digits(passes(), place, prefix)[0])
         prefix = (prefix << digit) + _next_digit(counts, rank)
-    return _from_keys(prefix, dtype).double(), positions - below, n
+    keys = prefix.to(_integer_type(dtype))
+    values = (keys ^ _inverted_bits(keys)).view(dtype)
+    return values.double(), positions - below, n
 
 
 def _next_digit(counts: Tensor, rank: Tensor) -> Tensor:
@@ -283,7 +265,10 @@ def _count_digits(
         digit = n_digits.bit_length() - 1
         shift = 8 * dtype.itemsize - digit * (place + 1)
         for f, row in enumerate(values):
-            keys = _to_keys(row[~row.isnan()]) >> shift
+            # integers in the order of the numbers: their bits, of negative ones inverted but for
+            # the sign
+            bits = row[~row.isnan()].view(_integer_type(dtype))
+            keys = (bits ^ _inverted_bits(bits)) >> shift
             if prefix is None:
                 # keys have a sign, bincount takes no negative numbers
                 counts[f, 0] += torch.bincount(keys + n_digits // 2, minlength=n_digits)
@@ -296,20 +281,6 @@ def _count_digits(
     return counts, dtype
 
 
-def _to_keys(x: Tensor) -> Tensor:
-    """Return integers in the order of the floating numbers: their bits, inverted but for the sign
-    if negative.
-    """
-    bits = x.view(_integer_type(x.dtype))
-    return bits ^ _inverted_bits(bits)
-
-
-def _from_keys(keys: Tensor, dtype: torch.dtype) -> Tensor:
-    keys = keys.to(_integer_type(dtype))
-    bits = keys ^ _inverted_bits(keys)
-    return bits.view(dtype)
-
-
 def _integer_type(dtype: torch.dtype) -> torch.dtype:
     return torch.int32 if dtype == torch.float32 else torch.int64
 
@@ -319,8 +290,7 @@ def _inverted_bits(bits: Tensor) -> Tensor:
     ``where``.)
     """
     info = torch.iinfo(bits.dtype)
-    sign = bits >> info.bits - 1
-    return sign & info.max
+    return (bits >> info.bits - 1) & info.max
 
 
 def _blocks(x: Any) -> Iterator[Tensor]:
@@ -329,8 +299,6 @@ def _blocks(x: Any) -> Iterator[Tensor]:
     size = max(1, BLOCK // (F * N))
     for start in range(0, T, size):
         part = x[:, :, start : start + size]
-        if isinstance(part, Tensor):
-            block = part.detach().cpu()
-        else:  # copied, because torch warns of memory that is read-only
-            block = torch.tensor(part)
+        # copied, because torch warns of memory that is read-only
+        block = part.detach().cpu() if isinstance(part, Tensor) else torch.tensor(part)
         yield block.reshape(F, -1)

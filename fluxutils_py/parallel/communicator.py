@@ -154,21 +154,13 @@ def mean_of_buffers(
     if not shares.sum():  # no rank has data: all count alike
         shares = torch.ones_like(shares)
     shares = shares / shares.sum()
-    means = {}
-    for name in buffers[0]:
+    means = dict(buffers[0])
+    for name, first in buffers[0].items():
         values = [of_rank[name] for of_rank in buffers]
-        means[name] = _mean_of_buffer(values, shares)
+        # equal ones to the last bit, which a mean may lose
+        if first.is_floating_point() and not all(torch.equal(first, value) for value in values):
+            # the buffer of a rank without data may be anything
+            pairs = zip(values, shares, strict=True)
+            parts = [value.double() * share for value, share in pairs if share]
+            means[name] = sum(parts[1:], parts[0]).to(first.dtype)
     return means
-
-
-def _mean_of_buffer(values: list[Tensor], shares: Tensor) -> Tensor:
-    first = values[0]
-    if not first.is_floating_point():
-        return first
-    if all(torch.equal(first, value) for value in values):
-        return first  # to the last bit, which a mean may lose
-    total = first.new_zeros(())
-    for value, share in zip(values, shares, strict=True):
-        if share:  # the buffer of a rank without data may be anything
-            total = total + value.double() * share
-    return total.to(first.dtype)

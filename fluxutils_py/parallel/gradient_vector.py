@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fluxutils_py.nn.parameters import dense_gradients, flatten_into
+from fluxutils_py.nn.parameters import dense_gradients
 from fluxutils_py.parallel.rank_group import RankGroup
 
 # Numbers of a step: weight, weight * loss, data; counts of ranks with a batch, with an error, with
@@ -75,7 +75,9 @@ class GradientVector:
 
         Returns the vector.
         """
-        return flatten_into(dense_gradients(self.params), self.values)
+        # in one kernel and without an allocation
+        parts = [grad.reshape(-1) for grad in dense_gradients(self.params)]
+        return torch.cat(parts, out=self.values)
 
     def layouts(self) -> list[int]:
         """Return NONE, DENSE or SPARSE per parameter's gradient; with several ranks, after
@@ -83,16 +85,12 @@ class GradientVector:
         """
         if self.ranks.is_single:
             return self.own_layouts()
-        return [self._layout_of_sum(n) for n in self._layouts.tolist()]
-
-    def _layout_of_sum(self, n: float) -> int:
-        if not n:
-            return NONE
-        return DENSE if n <= self.ranks.size else SPARSE
+        # the numbers of the three, in this order
+        return [(n > 0) + (n > self.ranks.size) for n in self._layouts.tolist()]
 
     def own_layouts(self) -> list[int]:
         """Return NONE, DENSE or SPARSE per parameter's gradient on this rank."""
-        return [_layout(p) for p in self.params]
+        return [NONE if p.grad is None else DENSE + p.grad.is_sparse for p in self.params]
 
     def assign(self, layouts: Sequence[int]) -> None:
         """Set the gradients of the parameters from the vector, as views where possible.
@@ -219,9 +217,3 @@ class GradientVector:
         self.ranks.call_comm(self.ranks.comm.allreduce_, self._buffer)
         if on_device:
             self._host.copy_(self._buffer[len(self._sum) :])
-
-
-def _layout(p: Tensor) -> int:
-    if p.grad is None:
-        return NONE
-    return SPARSE if p.grad.is_sparse else DENSE

@@ -102,8 +102,7 @@ class LaunchedComm(ABC):
         self._wait_until(self._start_broadcast(t, root))
 
     def barrier(self) -> None:
-        self._connect_once()
-        self._wait_until(self._start_allreduce(torch.zeros(1)))
+        self.allreduce_(torch.zeros(1))
 
     def allgather(self, obj: Any) -> list[Any]:
         self._connect_once()
@@ -115,16 +114,14 @@ class LaunchedComm(ABC):
         elif max(sizes) * self.size <= GATHERED_AT_ONCE:
             pickles = self._allgather_bytes(data, max(sizes))
         else:
-            pickles = self._broadcast_bytes(data, sizes)
+            # sent by one rank after the other
+            owners = enumerate(sizes)
+            parts = [_as_tensor(data if r == self.rank else b"", size) for r, size in owners]
+            for root, part in enumerate(parts):
+                self._wait_until(self._start_broadcast(part, root))
+            pickles = [part.numpy().tobytes() for part in parts]
         # bytes behind the end of a pickle are ignored
         return [pickle.loads(content) for content in pickles]
-
-    def _broadcast_bytes(self, data: bytes, sizes: list[int]) -> list[bytes]:
-        """Return the data of all ranks, sent by one rank after the other."""
-        parts = [_as_tensor(data if r == self.rank else b"", size) for r, size in enumerate(sizes)]
-        for root, part in enumerate(parts):
-            self._wait_until(self._start_broadcast(part, root))
-        return [part.numpy().tobytes() for part in parts]
 
     def _allgather_bytes(self, data: bytes, size: int) -> list[bytes]:
         everything = torch.empty(self.size * size, dtype=torch.uint8)
@@ -173,7 +170,9 @@ class LaunchedComm(ABC):
                     self._end_job(seconds)
                 elif seconds > self.patience * (n_warnings + 1):
                     n_warnings += 1
-                    self._warn_missing(seconds)
+                    text = self._describe_delay(seconds, self._missing_ranks())
+                    if text is not None:
+                        warn(text, RuntimeWarning)
 
     def _missing_ranks(self) -> list[int] | None:
         """Return the ranks that do not wait in this collective; None if that is unknown."""
@@ -197,11 +196,6 @@ class LaunchedComm(ABC):
                 who += f" ({', '.join(f'process {n} on {host}' for host, n in places)})"
         call, advice = described
         return f"rank {self.rank} has been waiting in {call} for {seconds:.0f} s, {who}. {advice}"
-
-    def _warn_missing(self, seconds: float) -> None:
-        text = self._describe_delay(seconds, self._missing_ranks())
-        if text is not None:
-            warn(text, RuntimeWarning)
 
     def _end_job(self, seconds: float) -> None:
         missing = self._missing_ranks()

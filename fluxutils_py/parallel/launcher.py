@@ -26,11 +26,6 @@ def detect_launcher() -> str | None:
     is_child = multiprocessing.parent_process() is not None
     if is_child or threading.current_thread() is not threading.main_thread():
         return None
-    return _launcher_by_variables()
-
-
-def _launcher_by_variables() -> str | None:
-    """Return what started this process or its parent."""
     size = int(os.environ.get("WORLD_SIZE", 1))
     # first, as srun or mpirun may have started one torchrun on each node
     if "TORCHELASTIC_RUN_ID" in os.environ and size > 1:

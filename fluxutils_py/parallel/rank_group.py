@@ -150,17 +150,14 @@ class RankGroup:
         finally:
             self._depth -= 1
             if self._depth == 0:
-                self._leave()
-
-    def _leave(self) -> None:
-        _thread.group = self._outer
-        self._outer = None
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        if self._signal is not None:  # too late for this call: pass it on
-            number = self._signal
-            self._signal = None
-            os.kill(os.getpid(), number)
+                _thread.group = self._outer
+                self._outer = None
+                for number, handler in self._handlers.items():
+                    signal.signal(number, handler)
+                if self._signal is not None:  # too late for this call: pass it on
+                    number = self._signal
+                    self._signal = None
+                    os.kill(os.getpid(), number)
 
     def guard(self, f: Callable[..., T], *args: Any, collective: bool = False) -> T | None:
         """Return ``f(*args)``. With several ranks, keep an error for the next collective and return

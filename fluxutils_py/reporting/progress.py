@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
-from collections.abc import Mapping
 from typing import Any
 
 from fluxutils_py.parallel import RankGroup, is_main_process
@@ -67,8 +66,16 @@ class EpochLog:
         self.insist = insist
 
     def on_epoch(self, loop: RunningLoop) -> None:
-        if is_main_process(loop):
-            self.say(epoch_line(loop.record))
+        if not is_main_process(loop):
+            return
+        record = loop.record
+        hidden = HIDDEN_KEYS if record.get("folds", 1) > 1 else (*HIDDEN_KEYS, "folds")
+        numbers = [
+            f"{k} {format_metric(v)}"
+            for k, v in record.items()
+            if k not in hidden and as_number(v) is not None
+        ]
+        self.say(f"epoch {record['epoch']}: {', '.join(numbers)}, {record['seconds']:.1f} s")
 
     def say(self, line: str, insist: bool | None = None) -> None:
         """Log a line, or write it to stderr if the log does not show it and ``insist`` is true."""
@@ -76,17 +83,6 @@ class EpochLog:
             LOG.info(line)
         elif (self.insist if insist is None else insist) and sys.stderr is not None:
             print(line, file=sys.stderr, flush=True)
-
-
-def epoch_line(record: Mapping[str, Any]) -> str:
-    """Format the record of an epoch as a line: epoch, metrics and duration."""
-    hidden = HIDDEN_KEYS if record.get("folds", 1) > 1 else (*HIDDEN_KEYS, "folds")
-    numbers = [
-        f"{k} {format_metric(v)}"
-        for k, v in record.items()
-        if k not in hidden and as_number(v) is not None
-    ]
-    return f"epoch {record['epoch']}: {', '.join(numbers)}, {record['seconds']:.1f} s"
 
 
 class ProgressBar:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from torch import nn
-
 
 class RunningLoop(Protocol):
     """The attributes of :class:`fluxutils_py.training.Loop` that are read here, described there."""
@@ -18,9 +16,7 @@ class RunningLoop(Protocol):
     epoch_step: int
     n_epochs: int | None
     steps_per_epoch: int | None
-    model: nn.Module | None
     record: dict[str, Any]
-    history: list[dict[str, Any]]
     shared_data: dict[str, Any]
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import textwrap
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -80,11 +81,14 @@ class TensorBoard(CurveHook):
         import_torch_writer()  # fails before a directory is created
         folder = make_run_folder(self.log_dir) if self.each_fit else self.log_dir
         if loop.step == 0:
-            hide_earlier_events(folder)
-        writer = open_torch_writer(folder, purge_step=purge_step(loop), filename_suffix=SUFFIX)
+            # some readers ignore purge_step=0
+            for path in folder.glob(f"events.out.tfevents.*{SUFFIX}"):
+                path.rename(path.with_name(path.name.replace("tfevents", "earlier", 1)))
+        options = {"purge_step": purge_step(loop), "filename_suffix": SUFFIX}
+        self._writer = open_torch_writer(folder, **options)
         if self.each_fit and "estimator" in loop.shared_data:
-            writer.add_text("estimator", as_code(repr(loop.shared_data["estimator"])), loop.step)
-        self._writer = writer
+            text = as_code(repr(loop.shared_data["estimator"]))
+            self._writer.add_text("estimator", text, loop.step)
         self.begin(self._write)
 
     def _write(self, numbers: dict[str, float], step: int) -> None:
@@ -112,14 +116,6 @@ def purge_step(loop: RunningLoop) -> int | None:
         and loop.steps_per_epoch in (None, loop.epoch_step)
     )
     return loop.step + (not ends)
-
-
-def hide_earlier_events(folder: Path) -> None:
-    """Rename the files of earlier fits, so that TensorBoard ignores them. Some readers ignore
-    ``purge_step=0``.
-    """
-    for path in folder.glob(f"events.out.tfevents.*{SUFFIX}"):
-        path.rename(path.with_name(path.name.replace("tfevents", "earlier", 1)))
 
 
 def make_run_folder(root: Path) -> Path:
@@ -172,4 +168,4 @@ def second_of(path: Path) -> str:
 
 def as_code(text: str) -> str:
     """Indent lines, which TensorBoard then shows as they are: it takes text for Markdown."""
-    return "\n".join(f"    {line}" for line in text.splitlines())
+    return textwrap.indent(text, "    ")

@@ -43,12 +43,9 @@ class BestModel:
             or (self.value is not None and not self.is_better(value, self.value))
         ):
             return False
-        self._store_best(value)
+        self.parameters = copy_state(self.model)
         self.value = value  # last: an error while copying leaves the earlier best
         return True
-
-    def _store_best(self, value: Any) -> None:
-        self.parameters = copy_state(self.model)
 
     def restore(self) -> nn.Module:
         """Load the best parameters and buffers into the model, if there are any, and return the

@@ -359,7 +359,15 @@ class Checkpointer:
             "versions": {name: installed_version(name) for name in PACKAGES},
         }
         self.dir.mkdir(parents=True, exist_ok=True)
-        number = self._newest_of_this_run() + 1
+        newest = self.latest()
+        number = 0 if newest is None else save_number(newest)
+        if newest is not None and self._last_number is not None and number > self._last_number:
+            raise FileExistsError(
+                f"{newest} is of another run that saves to this folder too, and this one knew of "
+                f"number {self._last_number}. End the other run, or give this one another folder; "
+                "when started again, this one continues from the newest checkpoint"
+            )
+        number += 1
         # of processes that were killed during a save
         for left in self.dir.glob(".checkpoint-n*.part"):
             remove_leftovers(str(self.dir / left.name[1:].rsplit(".", 2)[0]))
@@ -373,20 +381,6 @@ class Checkpointer:
             old.with_suffix(".json").unlink(missing_ok=True)
             old.unlink(missing_ok=True)
         return path
-
-    def _newest_of_this_run(self) -> int:
-        """Return the number of the newest checkpoint, 0 if there is none; raise FileExistsError if
-        it is newer than what this run restored or saved last.
-        """
-        newest = self.latest()
-        number = 0 if newest is None else save_number(newest)
-        if newest is not None and self._last_number is not None and number > self._last_number:
-            raise FileExistsError(
-                f"{newest} is of another run that saves to this folder too, and this one knew of "
-                f"number {self._last_number}. End the other run, or give this one another folder; "
-                "when started again, this one continues from the newest checkpoint"
-            )
-        return number
 
     def read(
         self, path: str | os.PathLike[str] | None = None, device: Device = "cpu"
@@ -416,13 +410,9 @@ class Checkpointer:
                 f"{error}. Delete it to continue from the previous checkpoint, if there is one"
             ) from None
         newest = contents[0]
-        if len(contents) > 1:
-            self._average(newest, [content["state"] for content in contents])
-        return newest["state"], newest.get("others", [])
-
-    def _average(self, newest: dict[str, Any], states: list[dict[str, Any]]) -> None:
-        """Replace the trainable parameters of the newest checkpoint by their means over all."""
-        for part, names in newest["trainable"].items():
+        states = [content["state"] for content in contents]
+        # means over all of its trainable parameters
+        for part, names in newest["trainable"].items() if len(states) > 1 else ():
             tensors = newest["state"][part]
             for name in names:
                 if not tensors[name].is_floating_point():
@@ -435,6 +425,7 @@ class Checkpointer:
                         "take_mean=1"
                     ) from error
                 tensors[name] = saved.mean(0).to(tensors[name].dtype)
+        return newest["state"], newest.get("others", [])
 
 
 def _load_state(thing: Any, state: Any) -> None:
@@ -507,7 +498,17 @@ class Preemption:
                 self._handlers[number] = signal.signal(number, self._on_signal)
 
     def on_step(self, loop: Loop) -> None:
-        number = self._signal if loop.ranks.is_single else self._signal_of_any_rank(loop)
+        number = self._signal
+        if not loop.ranks.is_single:
+            if loop.step < self._next:  # ranks exchange their signals only now and then
+                return
+            rate = (loop.step - self._step) / max(time.monotonic() - self._began, 1e-9)
+            signals, rates = zip(*loop.ranks.allgather((number, rate)), strict=True)
+            self._step = loop.step
+            self._began = time.monotonic()
+            # All ranks go by the speed of rank 0: they must exchange at the same steps.
+            self._next = loop.step + max(1, int(LOOK_EVERY * rates[0]))
+            number = max(signals)
         if not number:
             return
         self._signal = 0
@@ -520,18 +521,6 @@ class Preemption:
                 128 + number,
             )
         raise SystemExit(128 + number)
-
-    def _signal_of_any_rank(self, loop: Loop) -> int:
-        """Return the signal that a rank got, 0 if none; ranks exchange theirs only now and then."""
-        if loop.step < self._next:
-            return 0
-        rate = (loop.step - self._step) / max(time.monotonic() - self._began, 1e-9)
-        signals, rates = zip(*loop.ranks.allgather((self._signal, rate)), strict=True)
-        self._step = loop.step
-        self._began = time.monotonic()
-        # All ranks go by the speed of rank 0: they must exchange at the same steps.
-        self._next = loop.step + max(1, int(LOOK_EVERY * rates[0]))
-        return max(signals)
 
     def on_close(self, loop: Loop) -> None:
         for number, handler in self._handlers.items():

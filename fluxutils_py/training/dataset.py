@@ -71,13 +71,10 @@ class Dataset:
                     set_generator_state(g, self._began[name])
             self._began = {name: get_generator_state(g) for name, g in generators.items()}
             rest = iterate_from(self.data, n)
-        return map(self._as_minibatch, rest)
-
-    def _as_minibatch(self, item: object) -> Minibatch:
-        batch = as_minibatch(item)
-        if batch.kind is None and self.kind is not None:
-            batch = replace(batch, kind=self.kind)
-        return batch
+        return (
+            replace(batch, kind=self.kind if batch.kind is None else batch.kind)
+            for batch in map(as_minibatch, rest)
+        )
 
     def reset(self) -> None:
         """Start again at the first batch: nothing to do, as each pass does."""
@@ -291,7 +288,7 @@ def join_batches(items: Sequence[Minibatch], join: Callable[[list[Tensor]], Tens
 # -- in memory -------------------------------------------------------------------------------------
 
 
-class InMemory:
+class InMemory(Dataset):
     """Dataset of arrays or tensors, split along their first axis into batches.
 
     Parameters
@@ -353,8 +350,7 @@ class InMemory:
         self.replacement = replacement
         self.infinite = infinite
         self.drop_last = drop_last
-        self.kind = kind
-        self.name = name
+        super().__init__(None, name, kind)
         self.rng = np.random.default_rng(random_state)
         sizes = [len(v) for v in (*self.inputs, *self.labels)]
         if not sizes or len(set(sizes)) > 1 or not sizes[0]:
@@ -362,8 +358,8 @@ class InMemory:
                 f"inputs and labels must have equally many examples, at least 1, got {sizes}"
             )
         self.n = sizes[0]
-        self._began: dict[str, Any] | None = None  # generator state at the start of the last pass
-        if not self._per_pass():
+        self._per_pass = n_batches(self.n, self.batchsize, drop_last)
+        if not self._per_pass:
             raise ShapeError(
                 f"{self.n} examples make no batch of {self.batchsize}; set drop_last=False"
             )
@@ -391,49 +387,33 @@ class InMemory:
         settings.setdefault("name", data.name)
         return cls(joined.inputs, joined.labels, **settings)
 
-    def _per_pass(self) -> int:
-        return n_batches(self.n, self.batchsize, self.drop_last)
-
     def __len__(self) -> int:
         if self.infinite:  # the error of len() for what has no length, which a loop expects
             raise TypeError(f"dataset {self.name!r} is infinite: it has no length")
-        return self._per_pass()
+        return self._per_pass
 
-    def __iter__(self) -> Iterator[Minibatch]:
-        return self.skip(0)
-
-    def skip(self, n: int) -> Iterator[Minibatch]:
+    def skip(self, n: int) -> Pass:
         # To skip within a pass is to repeat its order: the generator goes back to its start.
         self._began = start_epoch_order(self.rng, self._began, n)
-        for chosen in islice(self._batch_indices(), n, None):
+        # Lazily: each order is drawn when its pass begins, and an infinite dataset has no end.
+        passes = count() if self.infinite else range(1)
+        orders = (self._draw_order() for _ in passes)
+        starts = range(0, self._per_pass * self.batchsize, self.batchsize)
+        cuts = [slice(start, start + self.batchsize) for start in starts]
+        indices = ((cut if order is None else order[cut] for cut in cuts) for order in orders)
+        for chosen in islice(chain.from_iterable(indices), n, None):
             yield Minibatch(
                 tuple(v[chosen] for v in self.inputs),
                 tuple(v[chosen] for v in self.labels),
                 self.kind,
             )
 
-    def _batch_indices(self) -> Iterator[Any]:
-        """Return an iterator over the examples of each batch, as indices or a slice."""
-        # Lazily: each order is drawn when its pass begins, and an infinite dataset has no end.
-        passes = count() if self.infinite else range(1)
-        orders = (self._draw_order() for _ in passes)
-        starts = range(0, self._per_pass() * self.batchsize, self.batchsize)
-        cuts = [slice(start, start + self.batchsize) for start in starts]
-        return chain.from_iterable(
-            (cut if order is None else order[cut] for cut in cuts) for order in orders
-        )
-
     def _draw_order(self) -> Tensor | None:
         if not self.shuffle:
             return None
         if self.replacement:
-            order = self.rng.integers(self.n, size=self.n)
-        else:
-            order = self.rng.permutation(self.n)
-        return torch.from_numpy(order)
-
-    def reset(self) -> None:
-        """Do nothing: each pass starts at the first batch."""
+            return torch.from_numpy(self.rng.integers(self.n, size=self.n))
+        return torch.from_numpy(self.rng.permutation(self.n))
 
     def state_dict(self) -> dict[str, Any]:
         return {"rng": get_generator_state(self.rng), "began": self._began}

@@ -21,16 +21,17 @@ from fluxutils_py.tree import children
 
 Texts = Iterator[tuple[str, str]]  # by name
 # their functions and modules are described by name
-LIBRARIES = (
-    "torch",
-    "numpy",
-    "fluxutils_py",
-)
+LIBRARIES = ("torch", "numpy", "fluxutils_py")
 # Values that are shown by their text. Files hold others (see plain_files): no NumPy scalars.
 PLAIN = (*PLAIN_TYPES, np.generic, torch.dtype, torch.Size)
 CALLABLES = (
-    *(functools.partial, SeqLoss, type, np.ufunc),
-    *(types.MethodType, types.FunctionType, types.BuiltinFunctionType),
+    functools.partial,
+    SeqLoss,
+    type,
+    np.ufunc,
+    types.MethodType,
+    types.FunctionType,
+    types.BuiltinFunctionType,
 )
 OF_MODULES = frozenset(vars(nn.Module()))
 # attributes that hold its state
@@ -67,7 +68,10 @@ def _texts(name: str, value: Any, memory: bool, within: tuple[int, ...]) -> Text
     if isinstance(value, PLAIN):
         yield name, text(value)
     elif isinstance(value, Tensor | np.ndarray):
-        yield name, _array_text(value)
+        array = value.detach().cpu().numpy() if isinstance(value, Tensor) else value
+        # the same on machines of another byte order
+        dtype = array.dtype.newbyteorder("=")
+        yield name, f"{tuple(array.shape)} {dtype} {digest_arrays(array)}"
     elif isinstance(value, CALLABLES):
         yield from _callable_texts(name, value, memory, within)
     elif isinstance(value, nn.Module):
@@ -125,9 +129,11 @@ def _module_texts(name: str, module: nn.Module, within: tuple[int, ...]) -> Text
         is_library = _of_library(type(m))
         if not is_library:
             yield from _code_texts(f"{where}.forward", type(m).forward, within)
-        for key, value in _attributes(m).items():
+        # beyond those of every module, and beyond a state
+        skipped = OF_MODULES | OF_RECUR if isinstance(m, Recur) else OF_MODULES
+        for key, value in vars(m).items():
             is_cache = is_library and key.startswith("_")
-            if not is_cache and not isinstance(value, Tensor | nn.Module):
+            if not (is_cache or key in skipped or isinstance(value, Tensor | nn.Module)):
                 yield from _texts(f"{where}.{key}", value, not _is_setting(value), within)
 
 
@@ -142,19 +148,6 @@ def _code_texts(name: str, f: Any, within: tuple[int, ...]) -> Texts:
     for variable, cell in zip(code.co_freevars, f.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # an empty closure cell
             yield from _texts(f"{name}.{variable}", cell.cell_contents, True, within)
-
-
-def _attributes(module: nn.Module) -> dict[str, Any]:
-    """Return the attributes that a module has beyond those of every module, and beyond a state."""
-    skipped = OF_MODULES | OF_RECUR if isinstance(module, Recur) else OF_MODULES
-    return {key: value for key, value in vars(module).items() if key not in skipped}
-
-
-def _array_text(value: Tensor | np.ndarray) -> str:
-    array = value.detach().cpu().numpy() if isinstance(value, Tensor) else value
-    # the same on machines of another byte order
-    dtype = array.dtype.newbyteorder("=")
-    return f"{tuple(array.shape)} {dtype} {digest_arrays(array)}"
 
 
 def text(value: Any) -> str:
@@ -173,13 +166,7 @@ def _code_content(code: types.CodeType) -> tuple[Any, ...]:
         _code_content(c) if isinstance(c, types.CodeType) else _sorted_constant(c)
         for c in code.co_consts
     ]
-    return (
-        code.co_code,
-        code.co_names,
-        constants,
-        code.co_argcount,
-        code.co_kwonlyargcount,
-    )
+    return code.co_code, code.co_names, constants, code.co_argcount, code.co_kwonlyargcount
 
 
 def _sorted_constant(constant: object) -> object:

@@ -22,14 +22,19 @@ from fluxutils_py.tree import flatten_with_paths
 # The names that plain data and tensors need. torch allows more, but some of those allocate as much
 # memory as a number in the file says.
 NAMES = {
-    *("collections.OrderedDict", "collections.Counter", "_codecs.encode"),
-    *("builtins.complex", "__builtin__.complex", "builtins.set", "__builtin__.set"),
-    *(
-        "torch._utils._rebuild_tensor_v2",
-        "torch._utils._rebuild_parameter",
-        "torch._utils._rebuild_sparse_tensor",
-    ),
-    *("torch.serialization._get_layout", "torch.Size", "torch.device"),
+    "collections.OrderedDict",
+    "collections.Counter",
+    "_codecs.encode",
+    "builtins.complex",
+    "__builtin__.complex",
+    "builtins.set",
+    "__builtin__.set",
+    "torch._utils._rebuild_tensor_v2",
+    "torch._utils._rebuild_parameter",
+    "torch._utils._rebuild_sparse_tensor",
+    "torch.serialization._get_layout",
+    "torch.Size",
+    "torch.device",
 }
 STORAGE = re.compile(r"torch\.(cuda\.)?[A-Z][A-Za-z0-9]*Storage")
 DTYPE = re.compile(r"torch\.(u?int|float|complex|bfloat)\d+|torch\.bool")

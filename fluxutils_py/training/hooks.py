@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from itertools import count
+from operator import attrgetter
+from typing import Any
 
 from fluxutils_py.errors import LoadError
 from fluxutils_py.parallel.rank_group import RankGroup
@@ -19,46 +21,21 @@ EVENTS = ("start", "step", "epoch", "end", "close")
 Action = Callable[..., Any]
 
 
-class Stateful(Protocol):
-    """A hook or a trigger whose state a checkpoint holds."""
-
-    def state_dict(self) -> Any: ...
-
-    def load_state_dict(self, state: Any) -> object: ...
-
-
 class StopTraining(Exception):  # a request, not an error; named as in PrayTools and Flux
     """Raise this in a hook to end training cleanly after this step, with the parameters so far."""
 
 
-@dataclass(order=True)
+@dataclass
 class _Entry:
     """An action and its trigger."""
 
     priority: float
-    order: int  # of registration, which decides between equal priorities
-    name: str = field(compare=False)
-    action: Action = field(compare=False)
-    trigger: Trigger | None = field(compare=False)
-    collective: bool = field(compare=False)
-    results: dict[str, Any] | None = field(compare=False)
-    last_step: int | None = field(default=None, compare=False)  # loop.step at the last call
-
-    def is_due(self, event: str, loop: Any) -> bool:
-        assert self.trigger is not None
-        if event == "end":  # for triggers with at_end, unless the action ran in this very step
-            return loop.step > loop.start_step and self.last_step != loop.step
-        return self.trigger.fires(loop)
-
-    def __call__(self, loop: Any, *args: Any, **kwargs: Any) -> None:
-        try:
-            value = self.action(loop, *args, **kwargs)
-            if self.results is not None:
-                self.results[self.name] = value
-        finally:  # also if it raised StopTraining
-            if self.trigger is not None:
-                self.last_step = loop.step
-                self.trigger.acted(loop)
+    name: str
+    action: Action
+    trigger: Trigger | None
+    collective: bool
+    results: dict[str, Any] | None
+    last_step: int | None = None  # loop.step at the last call
 
     def state_dict(self) -> dict[str, Any]:
         return {"last_step": self.last_step, **(self.trigger.state_dict() if self.trigger else {})}
@@ -85,8 +62,7 @@ class Hooks:
 
     def __init__(self) -> None:
         self._entries: dict[str, list[_Entry]] = {event: [] for event in EVENTS}
-        self._n = 0  # number of entries so far
-        self._stateful: dict[str, Stateful] = {}
+        self._stateful: dict[str, Any] = {}  # hooks, and entries with triggers
         self._pending_states: dict[str, Any] = {}  # loaded states of hooks not added yet
 
     def add(
@@ -131,7 +107,7 @@ class Hooks:
             collective = _action_attribute(action, "collective", False)
         # A copy counts separately: a user may give one trigger to several hooks.
         trigger = None if trigger is None else trigger.copy()
-        entry = _Entry(priority, self._n, name, action, trigger, collective, results)
+        entry = _Entry(priority, name, action, trigger, collective, results)
         if trigger is not None:
             if event not in ("step", trigger.event):
                 raise ValueError(
@@ -145,19 +121,14 @@ class Hooks:
         self._insert_entry(event, entry)
         # An action that needs resources opens and closes them with the run.
         for other in ("start", "close"):
-            if hasattr(action, f"on_{other}"):
-                self.add(
-                    other,
-                    getattr(action, f"on_{other}"),
-                    name=name,
-                    priority=priority,
-                    collective=False,
-                )
+            opens = getattr(action, f"on_{other}", None)
+            if opens is not None:
+                self.add(other, opens, name=name, priority=priority, collective=False)
 
     def _insert_entry(self, event: str, entry: _Entry) -> None:
-        self._n += 1
+        # of equal priorities, in the order of registration
         self._entries[event].append(entry)
-        self._entries[event].sort()
+        self._entries[event].sort(key=attrgetter("priority"))
 
     def attach(self, hook: Any) -> None:
         """Add a user's callback.
@@ -180,7 +151,8 @@ class Hooks:
         if hasattr(hook, "add_to"):
             hook.add_to(self)
             return
-        name = _hook_name(hook)
+        named = getattr(hook, "name", None) or getattr(hook, "__name__", None)
+        name = named or type(hook).__name__
         for event, action in _event_methods(hook).items():
             self.add(
                 event,
@@ -226,14 +198,18 @@ class Hooks:
         """
         if entry.trigger is None:
             return True
-        due = entry.is_due(event, loop)
-        if not (entry.trigger.by_clock and entry.collective and event == "step"):
-            return due
-        return bool(ranks.allgather(due)[0])
+        if event == "end":  # for triggers with at_end, unless the action ran in this very step
+            return loop.step > loop.start_step and entry.last_step != loop.step
+        due = entry.trigger.fires(loop)
+        if entry.trigger.by_clock and entry.collective and event == "step":
+            return bool(ranks.allgather(due)[0])
+        return due
 
     def _call_entry(self, entry: _Entry, event: str, loop: Any, *args: Any, **kwargs: Any) -> None:
         try:
-            entry(loop, *args, **kwargs)
+            value = entry.action(loop, *args, **kwargs)
+            if entry.results is not None:
+                entry.results[entry.name] = value
         except StopTraining:
             # within a collective, other ranks see an error; a user's loop without stop() gets the
             # exception
@@ -243,6 +219,10 @@ class Hooks:
         except Exception as error:
             error.add_note(f"raised by the on_{event} hook {entry.name!r}")
             raise
+        finally:  # also if it raised StopTraining
+            if entry.trigger is not None:
+                entry.last_step = loop.step
+                entry.trigger.acted(loop)
 
     def agree(self, ranks: RankGroup) -> dict[str, Any]:
         """Let rank 0's clock decide for the actions by time that all ranks have; return what ranks
@@ -275,8 +255,8 @@ class Hooks:
 
     # -- state -------------------------------------------------------------------------------------
 
-    def register_state(self, name: str, thing: Stateful) -> None:
-        """Keep the state of a thing under a name, or that name with a number."""
+    def register_state(self, name: str, thing: Any) -> None:
+        """Keep the state of a hook or a trigger under a name, or that name with a number."""
         # Two hooks of one class have the same name: number them in the order of registration.
         key = next(key for key in numbered(name) if key not in self._stateful)
         self._stateful[key] = thing
@@ -326,14 +306,8 @@ class Hooks:
 def numbered(name: str) -> Iterator[str]:
     """Yield ``name``, ``name (2)``, ``name (3)``, ..."""
     yield name
-    n = 2
-    while True:
+    for n in count(2):
         yield f"{name} ({n})"
-        n += 1
-
-
-def _hook_name(hook: object) -> str:
-    return getattr(hook, "name", None) or getattr(hook, "__name__", None) or type(hook).__name__
 
 
 def _event_methods(hook: object) -> dict[str, Action]:

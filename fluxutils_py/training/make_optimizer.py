@@ -42,16 +42,15 @@ def make_optimizer(opt: object, params: Sequence[Tensor]) -> Optimizer:
             f"opt={opt!r} changes gradients only: combine it with an optimizer by "
             f"fluxutils_py.optim.Chain, as in opt=Chain({opt!r}, torch.optim.AdamW)"
         )
-    optimizer: Any
-    if isinstance(opt, Optimizer):
-        optimizer = opt
-    elif _may_make_optimizers(opt):
+    optimizer: Any = opt
+    if not isinstance(opt, Optimizer):
+        # other classes are callable too: one given by mistake would raise an obscure error
+        if not (issubclass(opt, Optimizer) if isinstance(opt, type) else callable(opt)):
+            raise TypeError(
+                "opt must be an optimizer class such as torch.optim.AdamW, a functools.partial of "
+                f"one, a function of the parameters, an optimizer, or None; got {opt!r}"
+            )
         optimizer = _made_of(opt, params, "opt")
-    else:
-        raise TypeError(
-            "opt must be an optimizer class such as torch.optim.AdamW, a functools.partial of "
-            f"one, a function of the parameters, an optimizer, or None; got {opt!r}"
-        )
     if not isinstance(optimizer, Optimizer):
         raise TypeError(
             f"opt={opt!r} must make a torch optimizer, it made {type(optimizer).__name__}"
@@ -62,13 +61,6 @@ def make_optimizer(opt: object, params: Sequence[Tensor]) -> Optimizer:
             "LBFGS runs the model several times a step, which its state does not allow; use AdamW"
         )
     return optimizer
-
-
-def _may_make_optimizers(opt: object) -> bool:
-    # other classes are callable too: one given by mistake would raise an obscure error when called
-    if isinstance(opt, type):
-        return issubclass(opt, Optimizer)
-    return callable(opt)
 
 
 def make_scheduler(

@@ -31,10 +31,7 @@ __all__ = ["Minibatch", "TensorBatches", "as_minibatch", "first_steps"]
 
 SMALL_COPY = 4096  # values up to which plain NumPy copies are fastest
 # As csrc/kernels.h numbers them.
-_FLOATS = {
-    np.dtype(np.float32): 0,
-    np.dtype(np.float64): 1,
-}
+_FLOATS = {np.dtype(np.float32): 0, np.dtype(np.float64): 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +104,8 @@ class Minibatch:
         if index is not None:  # the place of this rank's series
             rows = array_split_slice(n_whole, size, rank)
             index = replace(index, segments=index.segments[rows])
-        return replace(
-            self,
-            inputs=inputs,
-            labels=labels,
-            weight=weight,
-            index=index,
-            n_live=0,  # not known of a part
-        )
+        # n_live is not known of a part
+        return replace(self, inputs=inputs, labels=labels, weight=weight, index=index, n_live=0)
 
 
 def as_minibatch(item: object, kind: object = None) -> Minibatch:
@@ -303,26 +294,23 @@ class TensorBatches:
         for index in indices:
             if part is None or index.segments is not group:
                 group = index.segments
-                part = self._own_rows(index.segments)
+                part = self.windows.of_rank(group)
+                if self.windows.shards is None:
+                    # as everywhere: predictions and states of ranks are divided in the same way
+                    part = group[array_split_slice(len(group), self.size, self.rank)]
             yield replace(index, segments=part)
-
-    def _own_rows(self, rows: Segments) -> Segments:
-        if self.windows.shards is not None:
-            return self.windows.of_rank(rows)
-        # as everywhere: predictions and states of ranks are divided in the same way
-        return rows[array_split_slice(len(rows), self.size, self.rank)]
 
     def _prefetch_ahead(self, indices: Iterator[WindowIndex]) -> Iterator[WindowIndex]:
         """Yield each index after starting to fetch the pages of the next."""
-        following = self._prefetch_pages(next(indices, None))
-        while (index := following) is not None:
-            following = self._prefetch_pages(next(indices, None))
-            yield index
-
-    def _prefetch_pages(self, index: WindowIndex | None) -> WindowIndex | None:
-        if index is not None and len(index.segments):
-            self.windows.prefetch(index.segments, index.start, index.stop)
-        return index
+        before = None
+        for index in indices:
+            if len(index.segments):
+                self.windows.prefetch(index.segments, index.start, index.stop)
+            if before is not None:
+                yield before
+            before = index
+        if before is not None:
+            yield before
 
     def _load(self, index: WindowIndex, background: bool = False) -> Minibatch:
         if not len(index.segments):
@@ -383,23 +371,14 @@ def to_tensor(
         return out
     on_gpu = device.type == "cuda"
     out = torch.empty(values.shape, dtype=dtype, pin_memory=on_gpu)
-    _fill(out, values, background)
-    if device.type == "cpu":
-        return out
-    # A copy from pinned memory to a GPU does not block; torch keeps the memory until it is done.
-    return out.to(device, non_blocking=on_gpu)
-
-
-def _fill(out: Tensor, values: np.ndarray, background: bool) -> None:
     if values.size <= SMALL_COPY:
         np.copyto(out.numpy(), values, casting="unsafe")
-        return
-    if values.strides[-1] == values.itemsize:
+    elif values.strides[-1] == values.itemsize:
         _copy_values(out, values, background)
-        return
-    threads = 1 if background else None
-    if not copy_window(out.numpy(), values, threads):
+    elif not copy_window(out.numpy(), values, 1 if background else None):
         _copy_values(out, gathered(values), background)
+    # A copy from pinned memory to a GPU does not block; torch keeps the memory until it is done.
+    return out if device.type == "cpu" else out.to(device, non_blocking=on_gpu)
 
 
 def copy_window(out: np.ndarray, values: np.ndarray, threads: int | None = None) -> bool:
@@ -426,11 +405,9 @@ def copy_window(out: np.ndarray, values: np.ndarray, threads: int | None = None)
     loaded = library_in_use()
     if loaded is None or out_code is None or code is None:
         return False
-    if values.ndim != 3 or not values.size:
+    if values.ndim != 3 or not values.size or not values.flags.aligned:
         return False
     # The kernels count strides in values, not in bytes.
-    if not values.flags.aligned:
-        return False
     if any(stride % size for stride in values.strides):
         return False
     strides = (stride // size for stride in values.strides)
@@ -454,8 +431,12 @@ def _copy_values(out: Tensor, values: np.ndarray, background: bool) -> None:
     # Torch transposes, and converts halves, faster than NumPy, but on all cores.
     scattered = half or values.strides[-1] != values.itemsize
     if (scattered or not background) and _torch_takes(values):
-        writable = values if values.flags.writeable else _writable(values)
-        out.copy_(torch.from_numpy(writable))
+        if not values.flags.writeable:  # as writable, since torch warns about read-only arrays
+            address, _ = values.__array_interface__["data"]
+            interface = {**values.__array_interface__, "data": (address, False)}
+            # the values keep the memory alive
+            values = np.asarray(SimpleNamespace(__array_interface__=interface, values=values))
+        out.copy_(torch.from_numpy(values))
     else:
         np.copyto(out.numpy(), values, casting="unsafe")
 
@@ -472,28 +453,15 @@ def gathered(values: np.ndarray) -> np.ndarray:
     extent = sum((n - 1) * abs(stride) for n, stride in jumps) + values.itemsize
     if values.ndim != 3 or extent == values.nbytes:  # in one piece already
         return values
-    along_steps = abs(values.strides[0]) <= abs(values.strides[1])
-    if along_steps:
-        in_memory_order = values.transpose(1, 2, 0)
-        return np.ascontiguousarray(in_memory_order).transpose(2, 0, 1)
-    in_memory_order = values.transpose(0, 2, 1)
-    return np.ascontiguousarray(in_memory_order).transpose(0, 2, 1)
+    if abs(values.strides[0]) <= abs(values.strides[1]):  # along steps
+        return np.ascontiguousarray(values.transpose(1, 2, 0)).transpose(2, 0, 1)
+    return np.ascontiguousarray(values.transpose(0, 2, 1)).transpose(0, 2, 1)
 
 
 def _torch_takes(values: np.ndarray) -> bool:
     """Return whether torch can view this memory: no stride is negative or a fraction of a value."""
     size = values.itemsize
-    if size > 8:
-        return False
-    return all(stride >= 0 and stride % size == 0 for stride in values.strides)
-
-
-def _writable(values: np.ndarray) -> np.ndarray:
-    """Return a view of a read-only array as writable, since torch warns about read-only arrays."""
-    address, _ = values.__array_interface__["data"]
-    interface = {**values.__array_interface__, "data": (address, False)}
-    # the values keep the memory alive
-    return np.asarray(SimpleNamespace(__array_interface__=interface, values=values))
+    return size <= 8 and all(stride >= 0 and stride % size == 0 for stride in values.strides)
 
 
 def detached(prediction: Any) -> Any:

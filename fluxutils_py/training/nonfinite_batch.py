@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from torch import nn
 
 from fluxutils_py.nn.first_nonfinite import first_nonfinite, is_finite
 from fluxutils_py.nn.recurrent import State
-from fluxutils_py.nn.states import restore, sensitivities, snapshot
+from fluxutils_py.nn.states import restore
 
 
 def find_nonfinite(
@@ -30,16 +29,22 @@ def find_nonfinite(
     """
     if not is_finite(getattr(batch, "inputs", batch)):
         return ""
-    before = snapshot(model)
-    carried = sensitivities(model)
-    try:
+
+    def again() -> None:
         if states is not None:
             restore(model, states)
+        run(batch)
+
+    # the global generators of Python and NumPy, which a user's loss may draw from
+    of_python = random.getstate()
+    of_numpy = np.random.get_state()  # noqa: NPY002  # the generator that old code draws from
+    try:
         # Compiled code calls no hooks, by which the first module is found.
-        with _kept_generators(), torch.compiler.set_stance("force_eager"):
-            return first_nonfinite(model, lambda: run(batch))
+        with torch.compiler.set_stance("force_eager"):
+            return first_nonfinite(model, again)
     finally:
-        restore(model, before, carried)
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)  # noqa: NPY002  # as above
 
 
 def find_nonfinite_gradient(model: nn.Module) -> str:
@@ -53,15 +58,3 @@ def find_nonfinite_gradient(model: nn.Module) -> str:
         if not is_finite(values):
             return f", in the gradient of parameter {name!r}"
     return ""
-
-
-@contextmanager
-def _kept_generators() -> Iterator[None]:
-    """Restore the global generators of Python and NumPy, which a user's loss may draw from."""
-    of_python = random.getstate()
-    of_numpy = np.random.get_state()  # noqa: NPY002  # the generator that old code draws from
-    try:
-        yield
-    finally:
-        random.setstate(of_python)
-        np.random.set_state(of_numpy)  # noqa: NPY002  # as above

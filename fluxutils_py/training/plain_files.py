@@ -189,12 +189,29 @@ def plain_or_none(value: Any) -> Any:
 
 
 def dataclass_to_plain(value: Any) -> Any:
-    """Convert a dataclass of arrays, plain values and other such dataclasses to plain data."""
+    """Convert a dataclass of arrays (of numbers, texts or times), plain values and other such
+    dataclasses to plain data.
+
+    Raises
+    ------
+    TypeError
+        If an array holds other objects.
+    """
     if dataclasses.is_dataclass(value):
         fields = (children(value) or {}).items()
         return {name: dataclass_to_plain(field) for name, field in fields}
     if isinstance(value, np.ndarray):
-        return array_to_plain(value)
+        if value.dtype.kind in "Mm":  # as numbers: Python's own times know microseconds at most
+            return {"dtype": value.dtype.str, "values": value.astype(np.int64).tolist()}
+        kinds = (*SETTING_TYPES, bytes)
+        for odd in value.ravel().tolist():
+            if not isinstance(odd, kinds):
+                raise TypeError(
+                    f"{odd!r} of the type {type(odd).__name__} cannot be saved: a file holds "
+                    "labels and names that are numbers or texts; fit with str(label) in its place"
+                )
+        dtype = "O" if value.dtype.kind in "OT" else value.dtype.str
+        return {"dtype": dtype, "values": value.tolist()}
     return value.str if isinstance(value, np.dtype) else value
 
 
@@ -224,28 +241,10 @@ def dataclass_from_plain(
     return cls(**values)
 
 
-def array_to_plain(array: np.ndarray) -> dict[str, Any]:
-    """Convert an array of numbers, texts or times to plain data.
-
-    Raises
-    ------
-    TypeError
-        If it holds other objects.
-    """
-    if array.dtype.kind in "Mm":  # as numbers: Python's own times know microseconds at most
-        return {"dtype": array.dtype.str, "values": array.astype(np.int64).tolist()}
-    values = array.ravel().tolist()
-    odd = [value for value in values if not isinstance(value, (*SETTING_TYPES, bytes))]
-    if odd:
-        raise TypeError(
-            f"{odd[0]!r} of the type {type(odd[0]).__name__} cannot be saved: a file holds labels "
-            "and names that are numbers or texts; fit with str(label) in its place"
-        )
-    return {"dtype": "O" if array.dtype.kind in "OT" else array.dtype.str, "values": array.tolist()}
-
-
 def array_from_plain(packed: Mapping[str, Any]) -> np.ndarray:
-    """Invert :func:`array_to_plain`; raise LoadError for a type that it never writes."""
+    """Invert :func:`dataclass_to_plain` of an array; raise LoadError for a type that it never
+    writes.
+    """
     values = packed["values"]
     dtype = np.dtype(packed["dtype"])
     if dtype.kind not in "OfiubUSMm" or dtype.shape:

@@ -88,8 +88,15 @@ class Predictor:
         self._used = False
         self._batch, self._chunk = self._window_size(model)
         self._states: list[list[Tensor]] = []
-        if keep_state and self.session.needs_context:
-            self._require_equal_history()
+        if keep_state and self.session.needs_context and any(x.kind == "int" for x in windows.x):
+            # the state cannot tell how many inputs each series has seen: integers have no NaN
+            lengths = windows.segments.length
+            if lengths.min() < min(windows.overlap, lengths.max()):
+                raise ShapeError(
+                    "return_state with integer inputs and a model without recurrent state needs "
+                    f"series of equal length, or of at least overlap={windows.overlap} steps; the "
+                    f"shortest has {lengths.min()}"
+                )
 
     def __iter__(self) -> Iterator[Prediction]:
         """Yield predictions, one group of series after the other, forward in time."""
@@ -137,7 +144,10 @@ class Predictor:
             first = self._first_needed(start, stop, ends)
             y = self._run(window, first - start)
             if self.keep_state and stop in ends:
-                self._restart(np.flatnonzero(rows.length == 0))
+                # forget what series without any step have been run over
+                empty = np.flatnonzero(rows.length == 0)
+                if len(empty):
+                    self.session.reset(torch.from_numpy(empty).to(self.device))
                 kept = self._merge_states(kept, rows.length < stop)
             if y:
                 yield Prediction(y, series, slice(first, stop))
@@ -153,25 +163,19 @@ class Predictor:
 
     def _run(self, window: Window, n_skipped: int) -> tuple[np.ndarray, ...]:
         """Return the outputs of a window after its first steps; none if all are skipped."""
-        inputs = tuple(self._to_tensor(v) for v in window.x)
+        inputs = tuple(to_tensor(v, self.dtype, self.device) for v in window.x)
         with torch.no_grad():
             self.session.advance(tuple(x[:n_skipped] for x in inputs))
             if n_skipped == len(inputs[0]):
                 return ()
             outs = self.session.run(tuple(x[n_skipped:] for x in inputs))
         gap = None if window.missing_steps is None else window.missing_steps[n_skipped:]
-        return tuple(self._to_array(out, gap) for out in outs)
+        arrays = tuple(out.cpu().numpy() for out in outs)
+        if gap is None:
+            return arrays
+        return tuple(np.where(gap[:, :, None], np.nan, y).astype(y.dtype) for y in arrays)
 
-    def _restart(self, series: np.ndarray) -> None:
-        """Forget what series without any step have been run over."""
-        if len(series):
-            self.session.reset(torch.from_numpy(series).to(self.device))
-
-    def _window_end(
-        self,
-        start: int,
-        ends: list[int],
-    ) -> int:
+    def _window_end(self, start: int, ends: list[int]) -> int:
         """Return the end of the window that begins at ``start``: no later than the next of
         ``ends``.
         """
@@ -191,29 +195,15 @@ class Predictor:
         which = torch.from_numpy(indices).to(self.device)
         if self.session.needs_context:
             kept = _pad_history(kept, now[0].shape[0])
-        merged = []
-        for new, old, dim in zip(now, kept, self.session.batch_dims, strict=True):
-            rows = old.index_select(dim, which)
-            merged.append(new.index_copy(dim, which, rows))
-        return merged
-
-    def _to_array(
-        self,
-        y: Tensor,
-        gap: np.ndarray | None,
-    ) -> np.ndarray:
-        out = y.cpu().numpy()
-        if gap is None:
-            return out
-        with_gaps = np.where(gap[:, :, None], np.nan, out)
-        return with_gaps.astype(out.dtype)
+        states = zip(now, kept, self.session.batch_dims, strict=True)
+        return [new.index_copy(d, which, old.index_select(d, which)) for new, old, d in states]
 
     # -- small matters -----------------------------------------------------------------------------
 
     def _sample_inputs(self) -> list[Tensor]:
-        rows = self.windows.segments[:4]
-        window = self.windows.cut(rows, 0, min(3, self.n_steps))
-        return [self._to_tensor(v) for v in window.x]
+        # not first_steps: series without any step predict too, and have a window to try
+        window = self.windows.cut(self.windows.segments[:4], 0, min(3, self.n_steps))
+        return [to_tensor(v, self.dtype, self.device) for v in window.x]
 
     def _window_size(self, model: nn.Module) -> tuple[int, int]:
         """Return the numbers of series and steps of a window."""
@@ -230,23 +220,6 @@ class Predictor:
         n_series = min(self.n_series, max(min(MIN_SERIES, cells), enough))
         return n_series, max(1, cells // n_series)
 
-    def _require_equal_history(self) -> None:
-        """Raise if the state cannot tell how many inputs each series has seen: integers have no
-        NaN.
-        """
-        lengths = self.windows.segments.length
-        has_integers = any(x.kind == "int" for x in self.windows.x)
-        needed = min(self.windows.overlap, lengths.max())
-        if has_integers and lengths.min() < needed:
-            raise ShapeError(
-                "return_state with integer inputs and a model without recurrent state needs "
-                f"series of equal length, or of at least overlap={self.windows.overlap} steps; the "
-                f"shortest has {lengths.min()}"
-            )
-
-    def _to_tensor(self, values: np.ndarray) -> Tensor:
-        return to_tensor(values, self.dtype, self.device)
-
 
 def _pad_history(
     inputs: list[Tensor],
@@ -255,9 +228,8 @@ def _pad_history(
     """Return the last ``n`` inputs (n, B, F) of some series, NaN where they have fewer."""
     padded = []
     for x in inputs:
-        n_missing = n - len(x)
-        if n_missing > 0:
-            missing = x.new_full((n_missing, *x.shape[1:]), torch.nan)
+        if len(x) < n:
+            missing = x.new_full((n - len(x), *x.shape[1:]), torch.nan)
             x = torch.cat([missing, x])
         padded.append(x)
     return padded

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from fluxutils_py.data.parts import array_split_slice
 from fluxutils_py.errors import LoadError
-from fluxutils_py.nn.recurrent import Recur, State, map_state
+from fluxutils_py.nn.recurrent import State, map_state
 from fluxutils_py.nn.states import recurrent_layers
 from fluxutils_py.parallel.communicator import mean_of_buffers as mean_of_buffers  # as states are
 
@@ -71,26 +72,16 @@ def reshard_rows(
     """
     known = [part for part in states if part]  # ranks without rows saved nothing
     layers = recurrent_layers(model) if known else []
-    return [
-        _state_rows(layer, [part[i] for part in known], rank, size)
-        for i, layer in enumerate(layers)
-    ]
-
-
-def _state_rows(
-    layer: Recur,
-    states: list[State | None],
-    rank: int,
-    size: int,
-) -> State | None:
-    parts = [s for s in states if s is not None]
-    whole = layer.joined(parts) if parts else None
-    if whole is None:
-        return None
-    first = whole if isinstance(whole, Tensor) else whole[0]
-    share = array_split_slice(first.shape[layer.batch_dim], size, rank)
-    # there are more ranks than rows
-    if share.start == share.stop:
-        return None
-    where = (slice(None),) * layer.batch_dim + (share,)
-    return map_state(lambda t: t[where], whole)
+    rows: list[State | None] = []
+    for layer, of_ranks in zip(layers, zip(*known, strict=True), strict=True):
+        parts = [s for s in of_ranks if s is not None]
+        whole = layer.joined(parts) if parts else None
+        rows.append(None)
+        if whole is not None:
+            first = whole if isinstance(whole, Tensor) else whole[0]
+            share = array_split_slice(first.shape[layer.batch_dim], size, rank)
+            # else there are more ranks than rows
+            if share.start < share.stop:
+                where = (slice(None),) * layer.batch_dim + (share,)
+                rows[-1] = map_state(operator.itemgetter(where), whole)
+    return rows

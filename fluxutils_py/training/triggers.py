@@ -222,7 +222,10 @@ class NTimes(Trigger):
         if self.start_step != loop.start_step:  # another run
             self.start_step = loop.start_step
             self.count = 0
-        if loop.step == end_step and not self._is_estimate(loop):
+        # whether the end of the run is known from earlier epochs only
+        has_epochs = getattr(loop, "n_epochs", None) is not None
+        is_estimate = has_epochs and getattr(loop, "steps_per_epoch", None) is None
+        if loop.step == end_step and not is_estimate:
             return True  # as a step, so that loop_step is that of the last step
         n_steps = end_step - loop.start_step
         before = self.count
@@ -231,12 +234,6 @@ class NTimes(Trigger):
         reached = min(n_taken * self.n // n_steps, self.n - 1)
         self.count = max(before, reached)
         return self.count > before
-
-    @staticmethod
-    def _is_estimate(loop: object) -> bool:
-        """Return whether the end of the run is known from earlier epochs only."""
-        n_epochs = getattr(loop, "n_epochs", None)
-        return n_epochs is not None and getattr(loop, "steps_per_epoch", None) is None
 
 
 class Exponential(Trigger):

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
-from fluxutils_py.data import LazyArray, SeriesArray
+from fluxutils_py.data import LazyArray
 from fluxutils_py.data.arrays import read_block
 from fluxutils_py.data.filling import forward_fill, last_values
 from fluxutils_py.data.indexing import Index
@@ -95,12 +95,7 @@ class SequenceImputer(SequenceTransformer):
         self.strategy = strategy
         self.fill_value = fill_value
 
-    def _compute_statistics(
-        self,
-        series: SeriesArray,
-        inputs: Inputs,
-        pool: SeriesReader,
-    ) -> dict[str, Any]:
+    def _compute_statistics(self, inputs: Inputs, pool: SeriesReader) -> dict[str, Any]:
         if self.strategy not in STRATEGIES:
             raise ValueError(f"strategy must be one of {STRATEGIES}, got {self.strategy!r}")
         if self.strategy in STRATEGIES[2:] and inputs.form == "rows":
@@ -116,9 +111,9 @@ class SequenceImputer(SequenceTransformer):
             )
         if value is not None or self.strategy == "constant":
             filled = np.asarray(0.0 if value is None else value, float)
-            return {"statistics_": np.array(np.broadcast_to(filled, series.F))}
+            return {"statistics_": np.array(np.broadcast_to(filled, inputs.series[0].F))}
         # for all others too: series may begin with missing values
-        return {"statistics_": self._read_moments(series, inputs, pool).mean}
+        return {"statistics_": self._read_moments(inputs, pool).mean}
 
     def as_module(self) -> Fill | ForwardFill:
         if self.strategy == "ffill":
@@ -182,49 +177,33 @@ class ForwardFill(FeatureModule):
         return out
 
     def over(self, array: Any, first: np.ndarray) -> LazyArray:
-        dtype = float_type(array.dtype)
-        return LazyArray(array, reader=self.read, dtype=dtype)
+        return LazyArray(array, reader=self.read, dtype=float_type(array.dtype))
 
     def read(self, source: Any, series: Index, steps: range) -> np.ndarray:
         """Read a block of an array (F, N, T), and earlier steps where it begins with a missing
         value, back to the last one: the result does not depend on how it is read.
         """
         block = _read_floats(source, series, steps)
-        last = self._values_before(source, series, steps.start, np.isnan(block[:, :, 0]))
+        same_source, same_series, end, last = self._last
+        # only ranges compare as a whole
+        is_range = isinstance(series, range)
+        if not (is_range and source is same_source and (series, steps.start) == (same_series, end)):
+            missing = np.isnan(block[:, :, 0])
+            last = np.full(missing.shape, np.nan, block.dtype)
+            stop = steps.start
+            size = LOOK_BACK
+            while stop > 0 and missing.any():
+                columns = np.flatnonzero(missing.any(0))
+                before = range(max(0, stop - size), stop)
+                found = last_values(_read_floats(source, np.asarray(series)[columns], before))
+                last[:, columns] = np.where(missing[:, columns], found, last[:, columns])
+                missing = missing & np.isnan(last)
+                stop = before.start
+                size *= 2  # so that a long gap is read in few pieces
         last = forward_fill(block, last, self.arrays["start"].ravel())
         if isinstance(series, range):  # the next window most often continues here
             self._last = source, series, steps.stop, last
         return block
-
-    def _values_before(
-        self, source: Any, series: Index, stop: int, missing: np.ndarray
-    ) -> np.ndarray:
-        """Return the last values before a step where ``missing`` is true; NaN elsewhere and where
-        there is none.
-        """
-        same_source, same_series, end, last = self._last
-        # only ranges compare as a whole
-        if (
-            source is same_source
-            and isinstance(series, range)
-            and (series, stop)
-            == (
-                same_series,
-                end,
-            )
-        ):
-            return last
-        values = np.full(missing.shape, np.nan, float_type(source.dtype))
-        size = LOOK_BACK
-        while stop > 0 and missing.any():
-            columns = np.flatnonzero(missing.any(0))
-            steps = range(max(0, stop - size), stop)
-            earlier = last_values(_read_floats(source, np.asarray(series)[columns], steps))
-            values[:, columns] = np.where(missing[:, columns], earlier, values[:, columns])
-            missing = missing & np.isnan(values)
-            stop = steps.start
-            size *= 2  # so that a long gap is read in few pieces
-        return values
 
 
 class SeriesFill(ForwardFill):

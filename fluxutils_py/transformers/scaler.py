@@ -9,7 +9,6 @@ import numpy as np
 from sklearn.utils.metadata_routing import UNUSED
 from sklearn.utils.validation import check_is_fitted
 
-from fluxutils_py.data import SeriesArray
 from fluxutils_py.inputs.inputs import Inputs
 from fluxutils_py.inputs.moments import Affine
 from fluxutils_py.inputs.targets import SeriesReader
@@ -131,18 +130,15 @@ class SequenceScaler(SequenceTransformer):
         return self
 
     def _compute_statistics(
-        self,
-        series: SeriesArray,
-        inputs: Inputs,
-        pool: SeriesReader,
-        sample_weight: object = None,
+        self, inputs: Inputs, pool: SeriesReader, sample_weight: object = None
     ) -> dict[str, Any]:
         weight = pool.weight(sample_weight, inputs)
         if weight is not None:  # checks it: the scale of weights does not matter
             weight = weight.normalized(inputs.local_series(), (), add_up=pool.total)
-        total = self._read_moments(series, inputs, pool, weight)
+        total = self._read_moments(inputs, pool, weight)
+        name = inputs.series[0].name
         return {
-            "scale_": total.scale(series.name, inputs.names) if self.with_std else None,
+            "scale_": total.scale(name, inputs.names) if self.with_std else None,
             "n_samples_seen_": total.count,
             "mean_": total.mean,
             "var_": total.variance,

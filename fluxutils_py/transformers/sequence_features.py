@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fluxutils_py.data import LazyArray, SeriesArray
+from fluxutils_py.data import LazyArray
 from fluxutils_py.data.arrays import read_block
 from fluxutils_py.data.indexing import Index
 from fluxutils_py.exporting.steps import InitialState
@@ -24,8 +24,6 @@ from fluxutils_py.validation import check_integer
 
 # spans of an exponential mean, after which the weight of a value is below the rounding of float64
 SPANS_OF_MEMORY = 19
-
-Layer = Lags | ExponentialMeans | RollingStatistics
 
 
 class SequenceFeatures(SequenceTransformer):
@@ -99,13 +97,8 @@ class SequenceFeatures(SequenceTransformer):
         """F, the number of features of each step in ``fit``."""
         return int(self._layout.features)
 
-    def _compute_statistics(
-        self,
-        series: SeriesArray,
-        inputs: Inputs,
-        pool: SeriesReader,
-    ) -> dict[str, Any]:
-        n_out = PastFeatures(series.F, *self._settings()).n_out
+    def _compute_statistics(self, inputs: Inputs, pool: SeriesReader) -> dict[str, Any]:
+        n_out = PastFeatures(inputs.series[0].F, *self._settings()).n_out
         if not n_out:
             raise ValueError(
                 "SequenceFeatures gives no features: set lags, exponential_means, rolling or "
@@ -122,7 +115,7 @@ class SequenceFeatures(SequenceTransformer):
         return ((0, *lags) if self.keep_inputs else lags), means, rolling
 
     def as_module(self) -> PastFeatures:
-        return PastFeatures(self._layout.features, *self._settings())
+        return PastFeatures(self.n_inputs, *self._settings())
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
         """Return the names of the output features, such as ``"speed mean 20"``.
@@ -134,11 +127,10 @@ class SequenceFeatures(SequenceTransformer):
         """
         names = input_features
         if names is None:
-            numbers = [f"x{i}" for i in range(self._layout.features)]
-            names = getattr(self, "feature_names_in_", numbers)
-        if len(names) != self._layout.features:
+            names = getattr(self, "feature_names_in_", [f"x{i}" for i in range(self.n_inputs)])
+        if len(names) != self.n_inputs:
             raise ValueError(
-                f"input_features has {len(names)} names, fit had {self._layout.features} features"
+                f"input_features has {len(names)} names, fit had {self.n_inputs} features"
             )
         lags, means, rolling = self._settings()
         kinds = ["" if lag == 0 else f" lag {lag}" for lag in lags]
@@ -168,7 +160,7 @@ class PastFeatures(FeatureModule):
         self.n_features = n_features
         self.fill = ForwardFill(np.zeros(n_features))
         kinds = (Lags, lags), (ExponentialMeans, means), (RollingStatistics, rolling)
-        layers: list[Layer] = [kind(n_features, given) for kind, given in kinds if given]
+        layers = [kind(n_features, given) for kind, given in kinds if given]
         self.n_out = sum(layer.n_out for layer in layers)
         # so many steps before a window are all that matters
         self.memory = max(

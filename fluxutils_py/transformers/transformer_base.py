@@ -42,110 +42,6 @@ from fluxutils_py.validation import check_integer
 MOST_VALUES = 1 << 25  # from which means and scales are learnt; of more, from evenly spread blocks
 
 
-class _TransformMixin:
-    """Methods that scikit-learn's ``set_output`` must not wrap, as it wraps those of the
-    transformer's class itself.
-
-    It would turn a view into a data frame, by reading all of it.
-    """
-
-    _layout: InputLayout
-
-    @undisturbed()
-    def transform(self, x: object) -> Any:
-        """Transform the features of each step.
-
-        Parameters
-        ----------
-        x : array of shape (F, N, T), list of arrays of shape (F, T_i), view, or matrix
-            With the F fitted features, in any of these forms, with any N and T. After fitting a
-            view, also a matrix with the view's columns. Steps before the first and after the last
-            input of a series (NaN in all features) are padding, and stay NaN.
-
-        Returns
-        -------
-        view, ndarray, LazyArray or list
-            For a view, a view; for an array in a file, a lazy array: windows are transformed when
-            they are read. For an array in memory, a new one in the same memory order; for a list, a
-            list of them. For a matrix, a matrix, or the container chosen by ``set_output``. float32
-            and float64 stay; float16 becomes float32, and integers become float64.
-
-        Raises
-        ------
-        sklearn.exceptions.NotFittedError
-            Before ``fit``.
-        ValueError
-            If ``x`` has other features, or is a matrix with infinite values.
-        """
-        check_is_fitted(self)
-        result = self._apply_to_blocks(x, self.as_module(), self._layout)
-        if not isinstance(result, np.ndarray) or result.ndim != 2:
-            return result
-        # a container names its columns: a matrix of other columns than those of fit stays as it is
-        names = self.get_feature_names_out()  # type: ignore[attr-defined]  # of the class below
-        return as_configured(result, x, self) if result.shape[1] == len(names) else result
-
-    def fit_transform(self, x: object, y: object = None, *args: Any, **settings: Any) -> Any:
-        """Call ``fit`` with these arguments, then ``transform(x)``."""
-        fitted = self.fit(x, y, *args, **settings)  # type: ignore[attr-defined]  # as above
-        return fitted.transform(x)
-
-    def _read_series(
-        self,
-        x: object,
-        layout: InputLayout | None,
-        pool: SeriesReader | None = None,
-    ) -> tuple[Inputs, SeriesArray]:
-        """Read an input of any form that is one array, with the fitted layout if there is one.
-
-        Raises
-        ------
-        ValueError, TypeError
-            As :func:`fluxutils_py.inputs.inputs.read_inputs`.
-        """
-        name = type(self).__name__
-        pool = pool or SeriesReader()
-        schema = Schema(name, allow_nan=True, fitted=layout)
-        inputs = pool.inputs(x, schema, padded=False)
-        if len(inputs.series) > 1:
-            raise ShapeError(
-                f"{name} takes one array of shape (F, N, T), got a tuple of {len(inputs.series)}; "
-                "give each a separate transformer"
-            )
-        return inputs, inputs.series[0]
-
-    def _apply_to_blocks(self, x: object, function: FeatureModule, layout: InputLayout) -> Any:
-        """Apply a function of blocks to an input of any form."""
-        inputs, series = self._read_series(x, layout)
-        source, rows = series, inputs.local_series()
-        if isinstance(x, SequenceView):  # before and after its steps there may be others
-            source = SeriesArray(x.array, "x")
-            rows = Segments.from_lengths(source.N, source.T)
-        bounds = None
-        if function.fills_gaps and inputs.form != "rows":  # samples, of which none is padding
-            bounds = find_bounds((source,), rows)
-        if isinstance(x, SequenceView):
-            if bounds is None and not function.initial:
-                return x.map(function.transform_block)
-            return x.replace(lambda array: _apply_lazily(function, array, bounds))
-        if inputs.is_list:  # series by series
-            return [
-                _of_one_series(function, a, None if bounds is None else bounds[i : i + 1])
-                for i, a in enumerate(series.array.arrays)
-            ]
-        # a matrix of rows is in memory in any case
-        if series.in_memory or inputs.form != "native":
-            return inputs.to_rows(_apply_within(function, series.array, bounds))
-        # a lazy array applies functions to windows, without the steps before them
-        return _apply_lazily(function, series.array, bounds)
-
-    def as_module(self) -> FeatureModule:
-        """Return the fitted transformation, of NumPy's blocks (F, n, t) and, for export, of tensors
-        (B, F), as a torch module.
-        """
-        raise NotImplementedError
-
-
 def _apply_within(
     function: FeatureModule, block: np.ndarray, bounds: Segments | None
 ) -> np.ndarray:
@@ -186,11 +82,18 @@ def _of_one_series(function: FeatureModule, array: Any, bounds: Segments | None)
     return _apply_lazily(function, array, bounds)
 
 
+# the keys: scikit-learn's set_output would turn the view that ``transform`` returns into a data
+# frame, by reading all of it
 class SequenceTransformer(
-    CallbackSupport, _TransformMixin, OneToOneFeatureMixin, TransformerMixin, BaseEstimator
+    CallbackSupport,
+    OneToOneFeatureMixin,
+    TransformerMixin,
+    BaseEstimator,
+    auto_wrap_output_keys=None,  # type: ignore[call-arg]  # of scikit-learn, without types
 ):
     """Base of transformers that change each feature."""
 
+    _layout: InputLayout
     # scikit-learn's routing of metadata takes any other name than X for metadata
     __metadata_request__fit: ClassVar = {"x": UNUSED}
     __metadata_request__transform: ClassVar = {"x": UNUSED}
@@ -241,8 +144,8 @@ class SequenceTransformer(
                 texts |= describe(parameter, value)
             ranks.require_equal(texts)  # at once: others may have other parameters
             pool = sharded_reader(ranks)
-            inputs, series = self._read_series(x, None, pool)
-            statistics = self._compute_statistics(series, inputs, pool, *sample_weight)
+            inputs = self._read_series(x, None, pool)
+            statistics = self._compute_statistics(inputs, pool, *sample_weight)
         # all that may fail comes first: an error changes nothing
         self.__dict__.update(statistics)
         self.n_features_in_ = inputs.columns
@@ -251,21 +154,104 @@ class SequenceTransformer(
         if inputs.names is not None:
             self.feature_names_in_ = inputs.names
 
-    def _compute_statistics(
-        self,
-        series: SeriesArray,
-        inputs: Inputs,
-        pool: SeriesReader,
-    ) -> dict[str, Any]:
+    @undisturbed()
+    def transform(self, x: object) -> Any:
+        """Transform the features of each step.
+
+        Parameters
+        ----------
+        x : array of shape (F, N, T), list of arrays of shape (F, T_i), view, or matrix
+            With the F fitted features, in any of these forms, with any N and T. After fitting a
+            view, also a matrix with the view's columns. Steps before the first and after the last
+            input of a series (NaN in all features) are padding, and stay NaN.
+
+        Returns
+        -------
+        view, ndarray, LazyArray or list
+            For a view, a view; for an array in a file, a lazy array: windows are transformed when
+            they are read. For an array in memory, a new one in the same memory order; for a list, a
+            list of them. For a matrix, a matrix, or the container chosen by ``set_output``. float32
+            and float64 stay; float16 becomes float32, and integers become float64.
+
+        Raises
+        ------
+        sklearn.exceptions.NotFittedError
+            Before ``fit``.
+        ValueError
+            If ``x`` has other features, or is a matrix with infinite values.
+        """
+        check_is_fitted(self)
+        result = self._apply_to_blocks(x, self.as_module(), self._layout)
+        if not isinstance(result, np.ndarray) or result.ndim != 2:
+            return result
+        # a container names its columns: a matrix of other columns than those of fit stays as it is
+        names = self.get_feature_names_out()
+        return as_configured(result, x, self) if result.shape[1] == len(names) else result
+
+    def fit_transform(self, x: object, y: object = None, *args: Any, **settings: Any) -> Any:
+        """Call ``fit`` with these arguments, then ``transform(x)``."""
+        fitted = self.fit(x, y, *args, **settings)
+        return fitted.transform(x)
+
+    def _read_series(
+        self, x: object, layout: InputLayout | None, pool: SeriesReader | None = None
+    ) -> Inputs:
+        """Read an input of any form that is one array, with the fitted layout if there is one.
+
+        Raises
+        ------
+        ValueError, TypeError
+            As :func:`fluxutils_py.inputs.inputs.read_inputs`.
+        """
+        name = type(self).__name__
+        pool = pool or SeriesReader()
+        schema = Schema(name, allow_nan=True, fitted=layout)
+        inputs = pool.inputs(x, schema, padded=False)
+        if len(inputs.series) > 1:
+            raise ShapeError(
+                f"{name} takes one array of shape (F, N, T), got a tuple of {len(inputs.series)}; "
+                "give each a separate transformer"
+            )
+        return inputs
+
+    def _apply_to_blocks(self, x: object, function: FeatureModule, layout: InputLayout) -> Any:
+        """Apply a function of blocks to an input of any form."""
+        inputs = self._read_series(x, layout)
+        source = series = inputs.series[0]
+        rows = inputs.local_series()
+        if isinstance(x, SequenceView):  # before and after its steps there may be others
+            source = SeriesArray(x.array, "x")
+            rows = Segments.from_lengths(source.N, source.T)
+        bounds = None
+        if function.fills_gaps and inputs.form != "rows":  # samples, of which none is padding
+            bounds = find_bounds((source,), rows)
+        if isinstance(x, SequenceView):
+            if bounds is None and not function.initial:
+                return x.map(function.transform_block)
+            return x.replace(lambda array: _apply_lazily(function, array, bounds))
+        if inputs.is_list:  # series by series
+            return [
+                _of_one_series(function, a, None if bounds is None else bounds[i : i + 1])
+                for i, a in enumerate(series.array.arrays)
+            ]
+        # a matrix of rows is in memory in any case
+        if series.in_memory or inputs.form != "native":
+            return inputs.to_rows(_apply_within(function, series.array, bounds))
+        # a lazy array applies functions to windows, without the steps before them
+        return _apply_lazily(function, series.array, bounds)
+
+    def as_module(self) -> FeatureModule:
+        """Return the fitted transformation, of NumPy's blocks (F, n, t) and, for export, of tensors
+        (B, F), as a torch module.
+        """
+        raise NotImplementedError
+
+    def _compute_statistics(self, inputs: Inputs, pool: SeriesReader) -> dict[str, Any]:
         """Compute the attributes that a fit sets."""
         raise NotImplementedError
 
     def _read_moments(
-        self,
-        series: SeriesArray,
-        inputs: Inputs,
-        pool: SeriesReader,
-        weight: SampleWeight | None = None,
+        self, inputs: Inputs, pool: SeriesReader, weight: SampleWeight | None = None
     ) -> Moments:
         """Return the moments of the values of all ranks; of more than MOST_VALUES, of about as
         many, in blocks all over series and time.
@@ -275,6 +261,7 @@ class SequenceTransformer(
         DataError
             If a value is infinite.
         """
+        (series,) = inputs.series
 
         def blocks() -> Iterator[WeightedBlock]:
             for n, t, block in read_blocks(series, inputs, -(-n_values // MOST_VALUES)):

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fluxutils_py.data import SeriesArray
 from fluxutils_py.inputs.inputs import Inputs
 from fluxutils_py.inputs.moments import FeatureModule, Moments, float_type
 from fluxutils_py.inputs.targets import SeriesReader
@@ -58,12 +57,8 @@ class WinsorScaler(SequenceTransformer):
     mean_: np.ndarray
     scale_: np.ndarray
 
-    def _compute_statistics(
-        self,
-        series: SeriesArray,
-        inputs: Inputs,
-        pool: SeriesReader,
-    ) -> dict[str, Any]:
+    def _compute_statistics(self, inputs: Inputs, pool: SeriesReader) -> dict[str, Any]:
+        (series,) = inputs.series
         dtype = float_type(series.dtype)  # float32 needs fewer passes than float64
 
         def read_pass() -> Iterator[Tensor]:
@@ -73,9 +68,8 @@ class WinsorScaler(SequenceTransformer):
                 yield torch.from_numpy(values.reshape(series.F, -1))
 
         def merge(*parts: Tensor) -> tuple[Tensor, ...]:
-            moments = Moments(*(part.numpy() for part in parts))
-            merged = pool.moments(moments)
-            return tuple(map(torch.from_numpy, merged))
+            moments = pool.moments(Moments(*(part.numpy() for part in parts)))
+            return tuple(map(torch.from_numpy, moments))
 
         # in torch, because nn.WinsorNorm, which cannot import this, learns the same
         statistics = winsor_statistics(read_pass, pool.add_up, merge)
@@ -83,8 +77,7 @@ class WinsorScaler(SequenceTransformer):
         return {name: t.numpy() for name, t in zip(names, statistics, strict=True)}
 
     def as_module(self) -> Winsorize:
-        values = {"lower": self.lower_, "upper": self.upper_}
-        return Winsorize(**values, mean=self.mean_, scale=self.scale_)
+        return Winsorize(lower=self.lower_, upper=self.upper_, mean=self.mean_, scale=self.scale_)
 
 
 class Winsorize(FeatureModule):

@@ -11,7 +11,6 @@ from fluxutils_py.errors import ShapeError
 from fluxutils_py.nn import GRU, LSTM
 from fluxutils_py.nn.parameters import (
     dense_gradients,
-    flatten_into,
     grad2net,
     net2grad,
     net2vec,
@@ -209,12 +208,6 @@ def test_gradients_that_have_a_graph_come_without_it():
     )
     assert layer.weight.grad.requires_grad
     assert not net2grad(layer).requires_grad
-
-
-def test_packing_writes_into_the_vector_it_is_given():
-    out = torch.empty(7)
-    assert flatten_into([torch.ones(2, 2), torch.zeros(1), torch.full((2, 1), 3.0)], out) is out
-    assert out.tolist() == [1, 1, 1, 1, 0, 3, 3]
 
 
 def test_indices_of_weights_pick_them_from_the_vector():

@@ -130,8 +130,19 @@ def h5concat(
                 dataset = file.create_virtual_dataset(name, layout)
             else:
                 dataset = allocate(file, name, in_file, dtype, parts[0].axes)
-                _copy_parts(name, parts, places, dataset)
-            _write_attributes(dataset, parts[0], name, feature_names, dst)
+                for part, place in zip(parts, places, strict=True):
+                    array = h5mmap(part.path, name, part.axes)
+                    copy_into(dataset, array, fnt_axes(part.axes, len(shape)), place)
+                    if isinstance(array, H5Lazy):
+                        array.close()
+            with open_file(paths[0]) as first:
+                _copy_attributes(first[name], dataset)
+            if parts[0].axes is not None:
+                dataset.attrs["axes"] = parts[0].axes
+            # those of the first file may be other features than those of the result
+            dataset.attrs.pop("feature_names", None)
+            if feature_names is not None:
+                write_names(dataset, feature_names, describe(dst, name))
         with open_file(paths[0]) as first:
             _copy_attributes(first, file)
         for name, path in copied.items():
@@ -193,10 +204,17 @@ def _inspect_sources(
             for name in dict.fromkeys(names or file):
                 item = get_object(file, path, name)
                 is_array = isinstance(item, h5py.Dataset) and holds_numbers(item)
-                if is_array and all(-item.ndim <= d < item.ndim for d in dims):
-                    joined.setdefault(name, []).append(_read_part(item, path, name, axes))
-                else:
+                if not (is_array and all(-item.ndim <= d < item.ndim for d in dims)):
                     copied.setdefault(name, path)
+                    continue
+                where = describe(path, name)
+                letters = read_axes(item, axes if item.ndim == 3 else None, where)
+                check_sources(item, where)
+                warn_of_packing(item, where)
+                shape = tuple(item.shape[i] for i in fnt_axes(letters, item.ndim))
+                known = read_names(item, shape[0]) if item.ndim == 3 else None
+                part = Part(path, letters, shape, numpy_dtype(item), known)
+                joined.setdefault(name, []).append(part)
     _check_joined(paths, joined, copied, dims)
     return joined, copied
 
@@ -223,21 +241,6 @@ def _check_joined(
 
 def _shown(dims: Dims) -> str:
     return str(dims[0] if len(dims) == 1 else dims)
-
-
-def _read_part(dataset: h5py.Dataset, path: str, name: str, axes: str | None) -> Part:
-    where = describe(path, name)
-    letters = read_axes(dataset, axes if dataset.ndim == 3 else None, where)
-    check_sources(dataset, where)
-    warn_of_packing(dataset, where)
-    shape = tuple(dataset.shape[i] for i in fnt_axes(letters, dataset.ndim))
-    return Part(
-        path,
-        letters,
-        shape,
-        numpy_dtype(dataset),
-        read_names(dataset, shape[0]) if len(shape) == 3 else None,
-    )
 
 
 # -- the result ------------------------------------------------------------------------------------
@@ -321,27 +324,6 @@ def _refer_to_sources(
         # a fixed region: the file may grow later
         source = h5py.VirtualSource(path, pattern, size)[tuple(map(slice, size))]
         layout[tuple(slice(place[i], place[i] + part.shape[i]) for i in order)] = source
-
-
-def _copy_parts(name: str, parts: list[Part], places: list[Shape], dataset: h5py.Dataset) -> None:
-    for part, place in zip(parts, places, strict=True):
-        array = h5mmap(part.path, name, part.axes)
-        copy_into(dataset, array, fnt_axes(part.axes, dataset.ndim), place)
-        if isinstance(array, H5Lazy):
-            array.close()
-
-
-def _write_attributes(
-    dataset: h5py.Dataset, first: Part, name: str, feature_names: Names | None, dst: str
-) -> None:
-    with open_file(first.path) as file:
-        _copy_attributes(file[name], dataset)
-    if first.axes is not None:
-        dataset.attrs["axes"] = first.axes
-    # those of the first file may be other features than those of the result
-    dataset.attrs.pop("feature_names", None)
-    if feature_names is not None:
-        write_names(dataset, feature_names, describe(dst, name))
 
 
 def _copy_attributes(source: h5py.Dataset | h5py.File, target: h5py.Dataset | h5py.File) -> None:

@@ -193,14 +193,12 @@ class H5Lazy(NDArrayOperatorsMixin, DuckArray):
         return dataset
 
     def _read_slices(self, key: tuple[slice, ...]) -> np.ndarray:
-        in_file = tuple(key[i] for i in np.argsort(self._axes))
-        sizes = [s.stop - s.start for s in in_file]
-        out = np.empty(sizes, self.dtype)
-        if out.size:  # HDF5 takes no empty selections
-            self._read_into(out, self._dataset(), in_file)
-        return out.transpose(self._axes)
-
-    def _read_into(self, out: np.ndarray, dataset: h5py.Dataset, source: tuple[slice, ...]) -> None:
+        source = tuple(key[i] for i in np.argsort(self._axes))
+        out = np.empty([s.stop - s.start for s in source], self.dtype)
+        transposed = out.transpose(self._axes)
+        if not out.size:  # HDF5 takes no empty selections
+            return transposed
+        dataset = self._dataset()
         try:
             dataset.read_direct(out, source)
         except (OSError, RuntimeError, TypeError, ValueError) as error:
@@ -210,15 +208,10 @@ class H5Lazy(NDArrayOperatorsMixin, DuckArray):
                 f"{describe(self.path, self.name)} cannot be read at {source} ({error}); check the "
                 "file and its sources, or write it again"
             ) from error
-        if self._virtual:
-            self._check_open_file_limit()
-
-    def _check_open_file_limit(self) -> None:
-        """Check that HDF5 could open all sources of a virtual dataset that was just read.
-
-        It keeps the sources open: if one more file can be opened, none was left out. Sources beyond
-        as many files as this process may open are taken for missing.
-        """
+        if not self._virtual:
+            return transposed
+        # HDF5 keeps the sources open: if one more file can be opened, none was left out. Sources
+        # beyond as many files as this process may open are taken for missing.
         try:
             os.close(os.open(os.devnull, os.O_RDONLY))
         except OSError as error:
@@ -229,3 +222,4 @@ class H5Lazy(NDArrayOperatorsMixin, DuckArray):
                 f"than this process may have ({error.strerror}); raise the limit, as with `ulimit "
                 "-n 65536`, or copy it with h5concat(..., virtual=False)"
             ) from error
+        return transposed

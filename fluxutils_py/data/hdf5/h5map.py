@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import mmap
 import os
-from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -197,26 +196,26 @@ class H5Map(np.memmap):
         memory = self._mmap
         if memory is None or WILLNEED is None:
             return
-        starts, stops = self._ranges_of([view for view in views if view.size], len(memory))
-        if starts:
-            for start, stop in _merge_ranges(np.concatenate(starts), np.concatenate(stops)):
-                memory.madvise(WILLNEED, start, stop - start)
-
-    def _ranges_of(
-        self, views: Sequence[np.ndarray], n_bytes: int
-    ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Return where the pages of each view start, and its bytes stop, in the map of ``n_bytes``;
-        nothing for views outside it.
-        """
+        # where the pages of each view start, and its bytes stop
         starts: list[np.ndarray] = []
         stops: list[np.ndarray] = []
         for view in views:
             runs, length = _contiguous_ranges(view.shape, view.strides, view.itemsize)
             begins = runs + (_memory_address(view) - self._address)
-            if begins[0] >= 0 and begins[-1] + length <= n_bytes:
+            if view.size and begins[0] >= 0 and begins[-1] + length <= len(memory):
                 starts.append(begins // PAGE * PAGE)
                 stops.append(begins + length)
-        return starts, stops
+        if not starts:
+            return
+        firsts = np.concatenate(starts)
+        order = np.argsort(firsts, kind="stable")
+        firsts = firsts[order]
+        ends = np.maximum.accumulate(np.concatenate(stops)[order])
+        # a range that begins after all before it have ended begins a new one
+        news = np.flatnonzero(np.r_[True, firsts[1:] > ends[:-1]])
+        lengths = ends[np.r_[news[1:] - 1, -1]] - firsts[news]
+        for first, n_bytes in zip(firsts[news].tolist(), lengths.tolist(), strict=True):
+            memory.madvise(WILLNEED, first, n_bytes)
 
 
 def _memory_address(array: np.ndarray) -> int:
@@ -247,15 +246,3 @@ def _contiguous_ranges(shape: Shape, strides: Shape, itemsize: int) -> tuple[np.
     for steps in outer:
         runs = (steps[:, None] + runs).ravel()
     return runs, length
-
-
-def _merge_ranges(starts: np.ndarray, stops: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Drop ranges that others cover."""
-    order = np.argsort(starts, kind="stable")
-    starts = starts[order]
-    stops = np.maximum.accumulate(stops[order])
-    # a range that begins after all before it have ended begins a new one
-    begins = np.flatnonzero(np.r_[True, starts[1:] > stops[:-1]])
-    starts = starts[begins]
-    stops = stops[np.r_[begins[1:] - 1, -1]]
-    return zip(starts.tolist(), stops.tolist(), strict=True)

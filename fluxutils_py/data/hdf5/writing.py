@@ -363,9 +363,20 @@ def h5create(
             noted = axes if len(sizes) == 3 else None
             dataset = allocate(file, name, in_file, numpy_type, noted)
             file.flush()  # the file is as long then
-            if not sparse:
-                offset = dataset.id.get_offset() or 0
-                take_room(file.id.get_vfd_handle(), offset, dataset.nbytes, where)
+            n_bytes = dataset.nbytes
+            # A full disk kills a process that writes to a map (SIGBUS): where the file system can,
+            # it gives the dataset all of its room now.
+            if n_bytes and not sparse and hasattr(os, "posix_fallocate"):
+                descriptor = file.id.get_vfd_handle()
+                try:
+                    os.posix_fallocate(descriptor, dataset.id.get_offset() or 0, n_bytes)
+                except OSError as error:
+                    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                        raise H5DataError(
+                            f"{where} cannot be created: it needs {n_bytes} bytes on the disk "
+                            f"({error.strerror}); make room, or pass sparse=True to take room only "
+                            "where it is written"
+                        ) from error
     if not exist_ok:
         raise H5DataError(
             f"{where} cannot be created: the file exists already; give the array a file of its "
@@ -398,20 +409,3 @@ def _check_array(where: str, shape: Any, dtype: DTypeLike) -> tuple[Shape, np.dt
             "real numbers, one axis or more, and less than 2**62 bytes"
         )
     return sizes, numpy_type
-
-
-def take_room(descriptor: int, offset: int, n_bytes: int, where: str) -> None:
-    """Have the disk give a dataset all of its room, where the file system can: a full disk kills a
-    process that writes to a map (SIGBUS).
-    """
-    if not n_bytes or not hasattr(os, "posix_fallocate"):
-        return
-    try:
-        os.posix_fallocate(descriptor, offset, n_bytes)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            raise H5DataError(
-                f"{where} cannot be created: it needs {n_bytes} bytes on the disk "
-                f"({error.strerror}); make room, or pass sparse=True to take room only where it is "
-                "written"
-            ) from error
