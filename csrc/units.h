@@ -2,15 +2,19 @@
 // own empty. The sums are the same chains of fma() as in window.h, so that outputs, states and their gradients are equal
 // to the last bit; which of the two computes a call depends on its shape alone.
 //
-// Series are divided into groups of UNITS_GROUP; a group is computed from its first step to its last by one thread. The
-// weights are packed by blocks of L units, filled up with zeros, and stream from the second cache once per step and group.
+// Series are divided into groups; a group is computed from its first step to its last by one thread. The weights are packed
+// by blocks of L units, filled up with zeros, and stream from the second cache once per step and group.
 #pragma once
 #include "window.h"
 
 namespace FLUXUTILS_UNIT {
 namespace {
 
-constexpr int UNITS_GROUP = 4;  // series that share the loads of weights; more gain nothing, and leave threads idle
+constexpr int ROWS_AT_ONCE = 4;  // that share the loads of weights
+constexpr int UNITS_GROUP = 8;   // series, where they are enough and the weights are large; else ROWS_AT_ONCE: more gain
+                                 // nothing then, and leave threads idle
+constexpr int64_t WIDE_BYTES = 512 << 10;   // of weights that are large
+constexpr int64_t TILES_BYTES = 128 << 10;  // of weights that several rows read one after the other
 constexpr int64_t INPUT_BYTES = 96 << 10;  // of products with inputs that are computed ahead
 constexpr int64_t ROWS_TOGETHER = 64;      // steps times series in one block of weight gradients
 
@@ -83,33 +87,35 @@ template <class P> struct Operands {
 template <int MAX, class Fn> FK_INLINE void in_halves(int64_t n, const Fn &f, int64_t start = 0) {
     for (; start + MAX <= n; start += MAX) f(start, Int<MAX>{});
     if constexpr (MAX > 1)
-        if (start < n) in_halves<MAX / 2>(n, f, start);
+        if (start < n) in_halves<(MAX + 1) / 2>(n, f, start);
 }
 
-// [block][k][q][L] from rows q H + u of n numbers, with zeros for units that do not exist.
+// Vectors of sums, those of block 0, of block 1, and so on, are computed `tile` at a time: [tile][k][vector][L] from rows
+// q H + u of n numbers, with zeros for units that do not exist. The last tile may be smaller.
 template <class T> __attribute__((noinline)) void pack_units(
-    T *to, const T *weights, int64_t blocks, int64_t H, int64_t n) {
+    T *to, const T *weights, int64_t blocks, int64_t H, int64_t n, int64_t tile) {
     constexpr int N = N_BLOCK<T>, L = Lanes<T>::L;
-    const int64_t apart = blocks * L;
-    for (int64_t unit = 0; unit < H; unit += L)
-        for (int64_t q = 0; q < blocks; q++) {
-            const T *from = weights + (q * H + unit) * n;
-            T *out = to + (unit * n * blocks + q * L);
-            if (unit + L > H || n < N) {
-                for (int64_t k = 0; k < n; k++)
-                    for (int64_t l = 0; l < L; l++) out[k * apart + l] = unit + l < H ? from[l * n + k] : T(0);
-                continue;
-            }
-            for (int64_t k = 0; k < n; k += N) {
-                if (k > n - N) k = n - N;  // the last block overlaps the one before
-                typename Lanes<T>::V lanes[N];
-                FK_UNROLL
-                for (int j = 0; j < N; j++) lanes[j] = quads(from + j * n + k, N * n);
-                transpose(lanes);
-                FK_UNROLL
-                for (int j = 0; j < N; j++) store(out + (k + j) * apart, lanes[j]);
-            }
+    const int64_t vectors = (H + L - 1) / L * blocks;
+    for (int64_t i = 0; i < vectors; i++) {
+        const int64_t unit = i / blocks * L, first = i / tile * tile;
+        const int64_t apart = (vectors - first < tile ? vectors - first : tile) * L;
+        const T *from = weights + (i % blocks * H + unit) * n;
+        T *out = to + first * n * L + (i - first) * L;
+        if (unit + L > H || n < N) {
+            for (int64_t k = 0; k < n; k++)
+                for (int64_t l = 0; l < L; l++) out[k * apart + l] = unit + l < H ? from[l * n + k] : T(0);
+            continue;
         }
+        for (int64_t k = 0; k < n; k += N) {
+            if (k > n - N) k = n - N;  // the last block overlaps the one before
+            typename Lanes<T>::V lanes[N];
+            FK_UNROLL
+            for (int j = 0; j < N; j++) lanes[j] = quads(from + j * n + k, N * n);
+            transpose(lanes);
+            FK_UNROLL
+            for (int j = 0; j < N; j++) store(out + (k + j) * apart, lanes[j]);
+        }
+    }
 }
 
 // to[block][rows[q]][L] += biases q H + u, if there are any
@@ -120,64 +126,93 @@ template <class T> __attribute__((noinline)) void add_biases(
         for (int64_t u = 0; u < H; u++) to[(u / L * sums + rows[q]) * L + u % L] += biases[q * H + u];
 }
 
-// Where the sums of some rows are: [row][block][ROWS][L], and which of a unit's sums the blocks of a weight add to.
+// Where the sums of some rows are, and in which order a weight's vectors add to them.
 template <class T> struct UnitSums {
     T *sums;
-    int64_t apart, block_apart;  // from row to row, from block to block
-    const int *rows;
-    int64_t n_blocks;
+    int64_t apart;  // from row to row
+    const int64_t *places;
+    int64_t n;
 };
 
-// sums[r][block][rows[q]] += sum over n lanes k of weights[block][k][q] * in[r][k], for R rows and UV blocks of units
-template <class P, int N, int R, int UV, class T> FK_INLINE void add_block(
-    const UnitSums<T> &of, int64_t block, const T *const *in, const T *weights, int64_t n) {
+// sums[r][place] += sum over n lanes k of weights[k] * in[r][k], for R rows and UV tiles of M vectors
+template <class P, int M, int R, int UV, class T> FK_INLINE void add_tile(
+    const UnitSums<T> &of, int64_t first, const T *const *in, const T *weights, int64_t n) {
     using V = typename Lanes<T>::V;
     constexpr int L = Lanes<T>::L;
-    V a[UV][R][N];
-    T *sums = of.sums + block * of.block_apart;
+    V a[UV * M][R];
+    const int64_t *places = of.places + first;
     FK_UNROLL
-    for (int g = 0; g < UV; g++)
+    for (int i = 0; i < UV * M; i++)
         FK_UNROLL
-        for (int r = 0; r < R; r++)
+        for (int r = 0; r < R; r++) a[i][r] = load(of.sums + r * of.apart + places[i]);
+    const T *w = weights + first * n * L;
+    for (int64_t k = 0; k < n; k++, w += M * L) {
+        auto weight = [&](int i) { return load(w + i / M * n * M * L + i % M * L); };
+        if constexpr (R > UV * M) {  // the fewer ones stay in registers
+            V weights_of[UV * M];
             FK_UNROLL
-            for (int q = 0; q < N; q++) a[g][r][q] = load(sums + r * of.apart + g * of.block_apart + of.rows[q] * L);
-    const T *w = weights + block * n * N * L;
-    for (int64_t k = 0; k < n; k++, w += N * L) {
-        V x[R];
-        FK_UNROLL
-        for (int r = 0; r < R; r++) x[r] = every(in[r][k]);
-        FK_UNROLL
-        for (int g = 0; g < UV; g++)
+            for (int i = 0; i < UV * M; i++) weights_of[i] = weight(i);
             FK_UNROLL
-            for (int q = 0; q < N; q++) {
-                V weight = load(w + g * n * N * L + q * L);
+            for (int r = 0; r < R; r++) {
+                V x = every(in[r][k]);
                 FK_UNROLL
-                for (int r = 0; r < R; r++) a[g][r][q] = Operands<P>::add_product(weight, x[r], a[g][r][q]);
+                for (int i = 0; i < UV * M; i++) a[i][r] = Operands<P>::add_product(weights_of[i], x, a[i][r]);
             }
+        } else {
+            V x[R];
+            FK_UNROLL
+            for (int r = 0; r < R; r++) x[r] = every(in[r][k]);
+            FK_UNROLL
+            for (int i = 0; i < UV * M; i++) {
+                V one = weight(i);
+                FK_UNROLL
+                for (int r = 0; r < R; r++) a[i][r] = Operands<P>::add_product(one, x[r], a[i][r]);
+            }
+        }
     }
     FK_UNROLL
-    for (int g = 0; g < UV; g++)
+    for (int i = 0; i < UV * M; i++)
         FK_UNROLL
-        for (int r = 0; r < R; r++)
-            FK_UNROLL
-            for (int q = 0; q < N; q++) store(sums + r * of.apart + g * of.block_apart + of.rows[q] * L, a[g][r][q]);
+        for (int r = 0; r < R; r++) store(of.sums + r * of.apart + places[i], a[i][r]);
 }
 
-// The same for all blocks, and up to UNITS_GROUP rows. Two blocks at once where rows are few: more chains of sums than
-// the latency of a processor. Backwards: from the last block on, which the step before has left in the cache.
-template <class P, int N, class T> __attribute__((noinline)) void add_to_sums(
-    const UnitSums<T> &of, const T *const *in, const T *weights, int64_t n, int64_t rows, bool backwards) {
-    constexpr int MOST = ACCUMULATORS / N > UNITS_GROUP ? UNITS_GROUP : ACCUMULATORS / N;
-    in_parts<MOST>(rows, [&](int64_t r0, auto constant) {
-        constexpr int R = decltype(constant)::value, UV = R * N < 16 && 2 * R * N <= ACCUMULATORS ? 2 : 1;
-        UnitSums<T> some = of;
-        some.sums += r0 * of.apart;
-        const int64_t pairs = of.n_blocks / UV;
-        for (int64_t i = 0; i < pairs; i++)
-            add_block<P, N, R, UV>(some, (backwards ? pairs - 1 - i : i) * UV, in + r0, weights, n);
-        if constexpr (UV > 1)
-            if (of.n_blocks % UV) add_block<P, N, R, 1>(some, of.n_blocks - 1, in + r0, weights, n);
-    });
+// The same for the tiles from `first` to before `last`, two at once where rows are few: more chains of sums than the
+// latency of a processor. Backwards: from the last tile on, which the step before has left in the cache.
+template <class P, int M, int R, class T> FK_INLINE void add_tiles(
+    const UnitSums<T> &of, int64_t first, int64_t last, const T *const *in, const T *weights, int64_t n, bool backwards) {
+    constexpr int UV = R * M < 16 && 2 * R * M <= ACCUMULATORS ? 2 : 1;
+    const int64_t full = of.n / M < last ? of.n / M : last, several = (full - first) / UV;
+    for (int64_t i = 0; i < several; i++)
+        add_tile<P, M, R, UV>(of, (first + (backwards ? several - 1 - i : i) * UV) * M, in, weights, n);
+    if ((full - first) % UV) add_tile<P, M, R, 1>(of, (full - 1) * M, in, weights, n);
+    if (full < last)
+        with_constant<M - 1>(of.n % M, [&](auto left) {
+            add_tile<P, decltype(left)::value, R, 1>(of, full * M, in, weights, n);
+        });
+}
+
+// Vectors in a tile, where up to `rows` are computed at once: as many as the registers hold.
+inline int64_t tile_for(int64_t rows) { return ACCUMULATORS < 16 && rows > 3 ? 3 : 4; }
+
+// The same for all tiles, and up to UNITS_GROUP rows: those that do not fit the registers together read a tile one after
+// the other, while it is in the cache.
+template <class P, class T> __attribute__((noinline)) void add_to_sums(
+    const UnitSums<T> &of, const T *const *in, const T *weights, int64_t n, int64_t rows, int64_t tile, bool backwards) {
+    const int64_t tiles = (of.n + tile - 1) / tile, bytes = tile * n * Lanes<T>::L * static_cast<int64_t>(sizeof(T));
+    const int64_t together = rows > ROWS_AT_ONCE ? 1 + TILES_BYTES / bytes : tiles;
+    for (int64_t done = 0; done < tiles; done += together) {
+        const int64_t end = done + together < tiles ? done + together : tiles;
+        const int64_t first = backwards ? tiles - end : done, last = backwards ? tiles - done : end;
+        in_parts<ROWS_AT_ONCE>(rows, [&](int64_t r0, auto constant) {
+            constexpr int R = decltype(constant)::value;
+            UnitSums<T> some = of;
+            some.sums += r0 * of.apart;
+            if constexpr (4 * R <= ACCUMULATORS)
+                if (tile == 4) return add_tiles<P, 4, R>(some, first, last, in + r0, weights, n, backwards);
+            if constexpr (ACCUMULATORS < 16)
+                add_tiles<P, 3, R>(some, first, last, in + r0, weights, n, backwards);
+        });
+    }
 }
 
 // The gradients of the sums of some rows, and which of them belong to the blocks of a weight.
@@ -189,13 +224,16 @@ template <class T> struct RowGradients {
     int blocks;
 };
 
-// out[r][j] (+)= sum over blocks q and lanes u of weights[q H + u][j] * d[r][rows[q]][u], for R rows of d, where the
-// weights have n columns, a multiple of L, as out has
+// Columns of a weight, in vectors, that R rows take at once.
+constexpr int columns_for(int R) { return ACCUMULATORS / R >= 8 ? 8 : ACCUMULATORS / R >= 4 ? 4 : 3; }
+
+// out[r][j] (+)= sum over blocks q and lanes u of weights[q H + u][j] * d[r][rows[q]][u], for R rows of d and `vectors` of
+// the n columns that weights and out have
 template <class P, int R, class T> __attribute__((noinline)) void rows_back(
-    T *out, bool add, const RowGradients<T> &of, const T *weights, int64_t n) {
+    T *out, bool add, const RowGradients<T> &of, const T *weights, int64_t n, int64_t vectors) {
     using V = typename Lanes<T>::V;
-    constexpr int L = Lanes<T>::L, C = ACCUMULATORS / R >= 8 ? 8 : ACCUMULATORS / R >= 4 ? 4 : 2;
-    in_halves<C>(n / L, [&](int64_t c0, auto constant) {
+    constexpr int L = Lanes<T>::L;
+    in_halves<columns_for(R)>(vectors, [&](int64_t c0, auto constant) {
         constexpr int N = decltype(constant)::value;
         V sums[R][N];
         FK_UNROLL
@@ -205,14 +243,26 @@ template <class P, int R, class T> __attribute__((noinline)) void rows_back(
         for (int q = 0; q < of.blocks; q++) {
             const T *w = weights + q * of.H * n + c0 * L, *d = of.d + of.rows[q] * of.wide;
             for (int64_t u = 0; u < of.H; u++, w += n) {
-                V g[R];
-                FK_UNROLL
-                for (int r = 0; r < R; r++) g[r] = every(d[r * of.apart + u]);
-                FK_UNROLL
-                for (int c = 0; c < N; c++) {
-                    V weight = load(w + c * L);
+                if constexpr (R > N) {  // the fewer ones stay in registers
+                    V weight[N];
                     FK_UNROLL
-                    for (int r = 0; r < R; r++) sums[r][c] = Operands<P>::add_product(weight, g[r], sums[r][c]);
+                    for (int c = 0; c < N; c++) weight[c] = load(w + c * L);
+                    FK_UNROLL
+                    for (int r = 0; r < R; r++) {
+                        V g = every(d[r * of.apart + u]);
+                        FK_UNROLL
+                        for (int c = 0; c < N; c++) sums[r][c] = Operands<P>::add_product(weight[c], g, sums[r][c]);
+                    }
+                } else {
+                    V g[R];
+                    FK_UNROLL
+                    for (int r = 0; r < R; r++) g[r] = every(d[r * of.apart + u]);
+                    FK_UNROLL
+                    for (int c = 0; c < N; c++) {
+                        V weight = load(w + c * L);
+                        FK_UNROLL
+                        for (int r = 0; r < R; r++) sums[r][c] = Operands<P>::add_product(weight, g[r], sums[r][c]);
+                    }
                 }
             }
         }
@@ -275,19 +325,33 @@ struct Units : Window<Cell, typename Operands<P>::Number, Operands<P>::ONE> {
     const int64_t n_blocks, wide;  // of L units; the units filled up
 
     explicit Units(const fluxutils_call &c)
-        : Base(c, UNITS_GROUP), n_blocks((c.H + L - 1) / L), wide((c.H + L - 1) / L * L) {}
+        : Base(c, group_for(c)), n_blocks((c.H + L - 1) / L), wide((c.H + L - 1) / L * L) {}
+
+    static int group_for(const fluxutils_call &c) {
+        const int64_t bytes = (NX * c.F + NH * c.H) * c.H * static_cast<int64_t>(sizeof(T));
+        return bytes > WIDE_BYTES && c.B >= 2 * UNITS_GROUP ? UNITS_GROUP : ROWS_AT_ONCE;
+    }
+    // Groups are of about equal sizes.
+    int64_t start_of(int64_t group) const { return B * group / this->n_groups; }
+    int64_t tile() const { return tile_for((B + this->n_groups - 1) / this->n_groups); }
+    int64_t tile_of_inputs() const { return tile_for(ROWS_AT_ONCE); }  // rows are many there
 
     int64_t width(int64_t block) const { return block + 1 < n_blocks ? L : H - block * L; }
 
     // -- packing -----------------------------------------------------------------------------------------------------
 
-    T *biases = nullptr, *of_x = nullptr, *of_h = nullptr;  // [block][row][L], [block][k][q][L], [block][k][q][L]
+    T *biases = nullptr, *of_x = nullptr, *of_h = nullptr;  // [block][row][L], of_x and of_h as pack_units() has them
+    int64_t *places_x = nullptr, *places_h = nullptr;       // of the vectors of the weights among those of a row's sums
     T *zeros = nullptr, *weight_rows = nullptr;  // the latter are packed row by row
 
     void pack_biases() const {
         memset(biases, 0, n_blocks * ROWS * L * sizeof(T));
         add_biases(biases, ROWS, at<T>(call.b_x, 0), Cell::X_ROWS, NX, H);
         add_biases(biases, ROWS, at<T>(call.b_h, 0), Cell::H_ROWS, NH < Cell::H_BIASES ? NH : Cell::H_BIASES, H);
+    }
+
+    void find_places(int64_t *to, const int *rows, int blocks) const {
+        for (int64_t i = 0; i < n_blocks * blocks; i++) to[i] = (i / blocks * ROWS + rows[i % blocks]) * L;
     }
 
     // -- forwards ----------------------------------------------------------------------------------------------------
@@ -324,8 +388,8 @@ struct Units : Window<Cell, typename Operands<P>::Number, Operands<P>::ONE> {
                 Of::pack_row(packed, x[r], F);
                 x[r] = packed;
             }
-            add_to_sums<P, NX, T>(
-                {sums + row * numbers, numbers, ROWS * L, Cell::X_ROWS, n_blocks}, x, of_x, Of::lanes(F), R, false);
+            add_to_sums<P, T>({sums + row * numbers, numbers, places_x, NX * n_blocks}, x, of_x, Of::lanes(F), R,
+                              tile_of_inputs(), false);
         }
     }
 
@@ -362,8 +426,7 @@ struct Units : Window<Cell, typename Operands<P>::Number, Operands<P>::ONE> {
             lanes[b] = PER == 1 ? before[b] : own.h + b * wide / PER;
         }
         if constexpr (NH > 0)
-            add_to_sums<P, NH, T>({sums, numbers, ROWS * L, Cell::H_ROWS, n_blocks}, lanes, of_h, Of::lanes(H), series,
-                                  t % 2);
+            add_to_sums<P, T>({sums, numbers, places_h, NH * n_blocks}, lanes, of_h, Of::lanes(H), series, tile(), t % 2);
         for (int64_t b = 0; b < series; b++)
             gates_forward(sums + b * numbers, before[b], at<T>(call.y, (t * B + b0 + b) * H), own.c + b * wide,
                           own.h + b * wide / PER, saved, b, series);
@@ -378,7 +441,7 @@ struct Units : Window<Cell, typename Operands<P>::Number, Operands<P>::ONE> {
             return;
         }
         ForwardRoom own(room, *this);
-        const int64_t b0 = group * UNITS_GROUP, series = this->series_of(group);
+        const int64_t b0 = start_of(group), series = start_of(group + 1) - b0;
         const int64_t steps = rows_ahead() / series, row = n_blocks * ROWS * L;
         if (Cell::HAS_C) this->states_from(own.c, call.c0, b0, series);
         for (int64_t b = 0; PER > 1 && NH > 0 && b < series; b++) {
@@ -400,11 +463,6 @@ struct Units : Window<Cell, typename Operands<P>::Number, Operands<P>::ONE> {
         }
     }
 
-    int64_t series_of(int64_t group) const {
-        int64_t left = B - group * UNITS_GROUP;
-        return left < UNITS_GROUP ? left : UNITS_GROUP;
-    }
-
     // (series, wide) from rows of H numbers, of which null means zeros.
     void states_from(T *to, const void *from, int64_t b0, int64_t series) const {
         memset(to, 0, series * wide * sizeof(T));
@@ -419,8 +477,10 @@ struct Units : Window<Cell, typename Operands<P>::Number, Operands<P>::ONE> {
         layout_forward(room);
         memset(zeros, 0, wide * sizeof(T));
         pack_biases();
-        pack_units(of_x, packed_rows(at<T>(call.w_x, 0), NX * H, F), NX, H, Of::lanes(F));
-        if constexpr (NH > 0) pack_units(of_h, packed_rows(at<T>(call.w_h, 0), NH * H, H), NH, H, Of::lanes(H));
+        find_places(places_x, Cell::X_ROWS, NX);
+        find_places(places_h, Cell::H_ROWS, NH);
+        pack_units(of_x, packed_rows(at<T>(call.w_x, 0), NX * H, F), NX, H, Of::lanes(F), tile_of_inputs());
+        if constexpr (NH > 0) pack_units(of_h, packed_rows(at<T>(call.w_h, 0), NH * H, H), NH, H, Of::lanes(H), tile());
         fk_parallel(
             this->threads(), this->n_groups, [](void *w, int64_t i) { static_cast<Units *>(w)->units_forward(i); },
             this);
@@ -439,6 +499,8 @@ struct Units : Window<Cell, typename Operands<P>::Number, Operands<P>::ONE> {
         biases = room.take<T>(n_blocks * ROWS * L);
         of_x = room.take<T>(n_blocks * x * L);
         of_h = room.take<T>(n_blocks * h * L);
+        places_x = room.take<int64_t>(n_blocks * NX);
+        places_h = room.take<int64_t>(n_blocks * NH);
         zeros = room.take<T>(wide);
         weight_rows = room.take<T>(PER == 1 ? 0 : H * (x > h ? x : h));
     }
@@ -544,16 +606,19 @@ struct Units : Window<Cell, typename Operands<P>::Number, Operands<P>::ONE> {
 
     // Products of some rows of gradients with a weight's rows, a few at a time.
     static void back(T *out, bool add, RowGradients<T> of, const T *weights, int64_t n, int64_t rows) {
-        constexpr int MOST_ROWS = ACCUMULATORS / 4 > UNITS_GROUP ? UNITS_GROUP : ACCUMULATORS / 4;
-        in_parts<MOST_ROWS>(rows, [&](int64_t row, auto constant) {
-            RowGradients<T> some = of;
-            some.d += row * of.apart;
-            rows_back<P, decltype(constant)::value>(out + row * n, add, some, weights, n);
-        });
+        constexpr int64_t FEW = 2 * columns_for(ROWS_AT_ONCE);
+        const int64_t vectors = n / L, together = rows > ROWS_AT_ONCE ? FEW : vectors;
+        for (int64_t c = 0; c < vectors; c += together)
+            in_parts<ROWS_AT_ONCE>(rows, [&](int64_t row, auto constant) {
+                RowGradients<T> some = of;
+                some.d += row * of.apart;
+                rows_back<P, decltype(constant)::value>(out + row * n + c * L, add, some, weights + c * L, n,
+                                                        vectors - c < together ? vectors - c : together);
+            });
     }
 
     void group_backward(int64_t group, const BackwardRoom &r, T *sums_of_part) const {
-        const int64_t b0 = group * UNITS_GROUP, series = series_of(group), steps = ROWS_TOGETHER / series;
+        const int64_t b0 = start_of(group), series = start_of(group + 1) - b0, steps = ROWS_TOGETHER / series;
         const int64_t apart = ROWS * wide / PER, h_lanes = Of::lanes(H);
         T *of_biases = sums_of_part + this->weight_numbers();
         states_from(r.dh, call.dh, b0, series);

@@ -52,7 +52,6 @@ template <class Cell, class T, int ONE = 1> struct Window {
     static constexpr int L = Lanes<T>::L, ROWS = Cell::ROWS, SAVED = Cell::SAVED;
     static constexpr int NX = sizeof(Cell::X_ROWS) / sizeof(int);
     static constexpr int NH = Cell::H_ROWS[0] < 0 ? 0 : sizeof(Cell::H_ROWS) / sizeof(int);
-    static constexpr int UNITS = ACCUMULATORS / 2 / ROWS;  // computed together
     static constexpr int PARTS_OF_GROUP = GROUP / W<T>;
     static constexpr int GROUPS_OF_PART = ONE ? 1 : 4;  // at least; adding parts up counts for more in bfloat16
 
@@ -74,100 +73,88 @@ template <class Cell, class T, int ONE = 1> struct Window {
 
     // -- forwards ------------------------------------------------------------------------------------------------
 
-    // For each group of units: their biases, input weights (F, units, NX), recurrent weights (H, units, NH).
+    // For each of a unit's sums, and some units at a time, what sums_of_units() reads.
     T *packed = nullptr;
 
-    int64_t packed_at(int64_t unit) const { return unit * (ROWS + F * NX + H * NH); }
+    // Which block of the input or the recurrent weights adds to a sum; -1 if none.
+    static constexpr int block_of(const int *rows, int n, int row) {
+        for (int q = 0; q < n; q++)
+            if (rows[q] == row) return q;
+        return -1;
+    }
+    int64_t packed_numbers() const { return H * (ROWS + F * NX + H * NH); }
 
     void pack() {
-        auto w_x = at<T>(call.w_x, 0), w_h = at<T>(call.w_h, 0), b_x = at<T>(call.b_x, 0), b_h = at<T>(call.b_h, 0);
-        const int64_t parts = n_parts_of<UNITS>(H);
-        for (int64_t part = 0, u0 = 0, U; part < parts; part++, u0 += U) {
-            U = part_length(H, parts, part);
-            T *biases = packed + packed_at(u0), *x = biases + U * ROWS, *h = x + F * U * NX;
-            for (int64_t i = 0; i < U * ROWS; i++) biases[i] = 0;
-            for (int64_t u = 0; u < U; u++) {
-                for (int q = 0; q < NX; q++) {
-                    int64_t row = q * H + u0 + u;
-                    if (b_x) biases[u * ROWS + Cell::X_ROWS[q]] += b_x[row];
-                    for (int64_t k = 0; k < F; k++) x[(k * U + u) * NX + q] = w_x[row * F + k];
-                }
-                for (int q = 0; q < NH; q++) {
-                    int64_t row = q * H + u0 + u;
-                    if (b_h && q < Cell::H_BIASES) biases[u * ROWS + Cell::H_ROWS[q]] += b_h[row];
-                    for (int64_t k = 0; k < H; k++) h[(k * U + u) * NH + q] = w_h[row * H + k];
-                }
-            }
+        T *to = packed;
+        for (int row = 0; row < ROWS; row++) {
+            const int x = block_of(Cell::X_ROWS, NX, row), h = block_of(Cell::H_ROWS, NH, row);
+            in_parts_of_length<ACCUMULATORS / 2>(H, [&](int64_t u0, int64_t n) {
+                memset(to, 0, n * sizeof(T));
+                auto add = [&](const void *biases, int q) {
+                    for (int64_t u = 0; biases && u < n; u++) to[u] += at<T>(biases, q * H + u0)[u];
+                };
+                if (x >= 0) add(call.b_x, x);
+                if (h >= 0 && h < Cell::H_BIASES) add(call.b_h, h);
+                to += n;
+                auto weights = [&](const void *rows, int q, int64_t length) {
+                    const T *from = at<T>(rows, (q * H + u0) * length);
+                    for (int64_t k = 0; k < length; k++)
+                        for (int64_t u = 0; u < n; u++) *to++ = from[u * length + k];
+                };
+                if (x >= 0) weights(call.w_x, x, F);
+                if (h >= 0) weights(call.w_h, h, H);
+            });
         }
-    }
-
-    template <int N_ROWS, int U, int VECTORS> static FK_INLINE void add_rows(
-        V (&sums)[U * ROWS][VECTORS], const int (&rows)[N_ROWS], const T *in, const T *weights, int64_t n) {
-        for (int64_t k = 0; k < n; k++, in += W<T>, weights += U * N_ROWS) {
-            V x[VECTORS];
-            FK_UNROLL
-            for (int v = 0; v < VECTORS; v++) x[v] = load(in + v * L);
-            FK_UNROLL
-            for (int u = 0; u < U; u++)
-                FK_UNROLL
-                for (int q = 0; q < N_ROWS; q++) {
-                    V w = every(weights[u * N_ROWS + q]);
-                    FK_UNROLL
-                    for (int v = 0; v < VECTORS; v++)
-                        sums[u * ROWS + rows[q]][v] = fma(w, x[v], sums[u * ROWS + rows[q]][v]);
-                }
-        }
-    }
-
-    template <int VECTORS> void step_forward(const T *x, const T *before, T *after, T *c, T *saved) const {
-        in_parts<UNITS>(H, [&](int64_t u0, auto constant) {
-            constexpr int U = decltype(constant)::value;
-            const T *biases = packed + packed_at(u0), *w_x = biases + U * ROWS, *w_h = w_x + F * U * NX;
-            V sums[U * ROWS][VECTORS];
-            FK_UNROLL
-            for (int i = 0; i < U * ROWS; i++)
-                FK_UNROLL
-                for (int v = 0; v < VECTORS; v++) sums[i][v] = every(biases[i]);
-            add_rows<NX, U, VECTORS>(sums, Cell::X_ROWS, x, w_x, F);
-            if constexpr (NH > 0) add_rows<NH, U, VECTORS>(sums, Cell::H_ROWS, before, w_h, H);
-            FK_UNROLL
-            for (int u = 0; u < U; u++)
-                FK_UNROLL
-                for (int v = 0; v < VECTORS; v++) {
-                    int64_t lane = (u0 + u) * W<T> + v * L;
-                    V a[ROWS], kept[SAVED + 1];
-                    for (int i = 0; i < ROWS; i++) a[i] = sums[u * ROWS + i][v];
-                    Step<T> s;
-                    s.alpha = static_cast<T>(call.alpha);
-                    if (Cell::NEEDS_BEFORE) s.before = load(before + lane);
-                    if (Cell::HAS_C) s.c = load(c + lane);
-                    store(after + lane, Cell::template forward<T>(a, s, kept));
-                    if (Cell::HAS_C) store(c + lane, s.c);
-                    FK_UNROLL
-                    for (int i = 0; i < SAVED; i++) store(saved + ((u0 + u) * SAVED + i) * W<T> + v * L, kept[i]);
-                }
-        });
     }
 
     struct ForwardRoom {
         T *x, *before, *after, *c, *saved, *rows;
+        T *sums;  // (ROWS, H, W)
         ForwardRoom(Room &room, int64_t F, int64_t H)
             : x(room.take<T>(F * W<T>)),
               before(room.take<T>(H * W<T>)),
               after(room.take<T>(H * W<T>)),
               c(room.take<T>(H * W<T>)),
               saved(room.take<T>(H * SAVED * W<T>)),
-              rows(room.take<T>((F > H ? F : H) * W<T>)) {}
+              rows(room.take<T>((F > H ? F : H) * W<T>)),
+              sums(room.take<T>(ROWS * H * W<T>)) {}
     };
 
-    template <int VECTORS> void series_forward(int64_t b0, int live, ForwardRoom room) const {
+    void step_forward(const T *x, const T *before, T *after, T *c, T *saved, const ForwardRoom &own, int vectors) const {
+        const T *from = packed;
+        for (int row = 0; row < ROWS; row++) {
+            const int64_t n_x = block_of(Cell::X_ROWS, NX, row) < 0 ? 0 : F;
+            const int64_t n_h = block_of(Cell::H_ROWS, NH, row) < 0 ? 0 : H;
+            T *sums = own.sums + row * H * W<T>;
+            vectors == 2 ? sums_of_units<T, 2>(sums, from, x, n_x, before, n_h, H)
+                         : sums_of_units<T, 1>(sums, from, x, n_x, before, n_h, H);
+            from += H * (1 + n_x + n_h);
+        }
+        for (int64_t u = 0; u < H; u++)
+            for (int v = 0; v < vectors; v++) {
+                const int64_t lane = u * W<T> + v * L;
+                V a[ROWS], kept[SAVED + 1];
+                FK_UNROLL
+                for (int i = 0; i < ROWS; i++) a[i] = load(own.sums + i * H * W<T> + lane);
+                Step<T> s;
+                s.alpha = static_cast<T>(call.alpha);
+                if (Cell::NEEDS_BEFORE) s.before = load(before + lane);
+                if (Cell::HAS_C) s.c = load(c + lane);
+                store(after + lane, Cell::template forward<T>(a, s, kept));
+                if (Cell::HAS_C) store(c + lane, s.c);
+                FK_UNROLL
+                for (int i = 0; i < SAVED; i++) store(saved + (u * SAVED + i) * W<T> + v * L, kept[i]);
+            }
+    }
+
+    void series_forward(int64_t b0, int live, ForwardRoom room) const {
         const bool direct = call.saved && live == W<T>;
         T *saved = at<T>(call.saved, S * b0 * H * SAVED);
         to_lanes(room.before, at<T>(call.h0, b0 * H), H, live, room.rows);
         if (Cell::HAS_C) to_lanes(room.c, at<T>(call.c0, b0 * H), H, live, room.rows);
         for (int64_t t = 0; t < S; t++) {
             to_lanes(room.x, at<T>(call.x, (t * B + b0) * F), F, live, room.rows);
-            step_forward<VECTORS>(room.x, room.before, room.after, room.c, direct ? saved : room.saved);
+            step_forward(room.x, room.before, room.after, room.c, direct ? saved : room.saved, room, live > L ? 2 : 1);
             from_lanes(at<T>(call.y, (t * B + b0) * H), room.after, H, live, room.rows);
             if (call.saved && !direct) squeeze(saved, room.saved, H * SAVED, live);
             if (call.saved) saved += H * SAVED * live;
@@ -192,12 +179,12 @@ template <class Cell, class T, int ONE = 1> struct Window {
         int64_t end = (group + 1) * GROUP < B ? (group + 1) * GROUP : B;
         for (int64_t b0 = group * GROUP; b0 < end; b0 += W<T>) {
             int live = static_cast<int>(end - b0 < W<T> ? end - b0 : W<T>);
-            live > L ? series_forward<2>(b0, live, own) : series_forward<1>(b0, live, own);
+            series_forward(b0, live, own);
         }
     }
 
     int32_t forward() {
-        packed = static_cast<T *>(fk_scratch(0, packed_at(H) * sizeof(T)));
+        packed = static_cast<T *>(fk_scratch(0, packed_numbers() * sizeof(T)));
         if (!packed) return FK_OUT_OF_MEMORY;
         pack();
         fk_parallel(
@@ -241,13 +228,13 @@ template <class Cell, class T, int ONE = 1> struct Window {
 
     struct BackwardRoom {
         T *dh, *dc;       // (PARTS_OF_GROUP, H, W)
-        T *d;             // (steps, PARTS_OF_GROUP, H ROWS, W)
+        T *d;             // (steps, PARTS_OF_GROUP, ROWS, lanes_apart)
         T *z_x, *z_h;     // (steps, GROUP, columns)
         T *dy, *before, *after, *dx, *c0, *now, *earlier, *rows;
         BackwardRoom(Room &room, const Window &w, int64_t steps)
             : dh(room.take<T>(PARTS_OF_GROUP * w.H * W<T>)),
               dc(room.take<T>(PARTS_OF_GROUP * w.H * W<T>)),
-              d(room.take<T>(steps * PARTS_OF_GROUP * w.H * ROWS * W<T>)),
+              d(room.take<T>(steps * PARTS_OF_GROUP * ROWS * lanes_apart<T>(w.H))),
               z_x(room.take<T>(steps * GROUP * w.x_columns() + L)),
               z_h(room.take<T>(steps * GROUP * w.h_columns() + L)),
               dy(room.take<T>(w.H * W<T>)),
@@ -265,11 +252,11 @@ template <class Cell, class T, int ONE = 1> struct Window {
         return t ? at<T>(call.y, ((t - 1) * B + b0) * H) : at<T>(call.h0, b0 * H);
     }
 
-    template <int VECTORS> void units_backward(
-        const T *saved, const T *c_before, int64_t c_apart, const BackwardRoom &r, T *dh, T *dc, T *d) const {
+    void units_backward(
+        const T *saved, const T *c_before, int64_t c_apart, const BackwardRoom &r, T *dh, T *dc, T *d,
+        int vectors) const {
         for (int64_t u = 0; u < H; u++)
-            FK_UNROLL
-            for (int v = 0; v < VECTORS; v++) {
+            for (int v = 0; v < vectors; v++) {
                 int64_t lane = u * W<T> + v * L;
                 V kept[SAVED + 1], gradients[ROWS];
                 FK_UNROLL
@@ -289,14 +276,16 @@ template <class Cell, class T, int ONE = 1> struct Window {
                 if (Cell::HAS_C) store(dc + lane, s.dc);
                 if (Cell::DIRECT) store(dh + lane, s.direct);
                 FK_UNROLL
-                for (int i = 0; i < ROWS; i++) store(d + (u * ROWS + i) * W<T> + v * L, gradients[i]);
+                for (int i = 0; i < ROWS; i++) store(d + i * lanes_apart<T>(H) + lane, gradients[i]);
             }
     }
 
     // The steps from `first` to before `end`, last one first, of up to W series.
-    template <int VECTORS> void series_backward(
+    void series_backward(
         int64_t b0, int live, int part, int64_t first, int64_t end, BackwardRoom r) const {
         const bool in_place = live == W<T>;
+        const int vectors = live > L ? 2 : 1;
+        const auto back = vectors == 2 ? back_through<T, 2> : back_through<T, 1>;
         const T *all = at<T>(call.saved, S * b0 * H * SAVED);
         const int64_t step_numbers = H * SAVED * live;
         T *dh = r.dh + part * H * W<T>, *dc = r.dc + part * H * W<T>;
@@ -316,13 +305,13 @@ template <class Cell, class T, int ONE = 1> struct Window {
             if (call.dy) to_lanes(r.dy, at<T>(call.dy, (t * B + b0) * H), H, live, r.rows);
             if (Cell::NEEDS_BEFORE) to_lanes(r.before, rows_before(t, b0), H, live, r.rows);
             if (Cell::NEEDS_AFTER) to_lanes(r.after, at<T>(call.y, (t * B + b0) * H), H, live, r.rows);
-            T *d = r.d + ((t - first) * PARTS_OF_GROUP + part) * H * ROWS * W<T>;
-            units_backward<VECTORS>(saved, c_before, c_apart, r, dh, dc, d);
+            T *d = r.d + ((t - first) * PARTS_OF_GROUP + part) * ROWS * lanes_apart<T>(H);
+            units_backward(saved, c_before, c_apart, r, dh, dc, d, vectors);
             if constexpr (NH > 0)
                 if (t || call.dh0)
-                    back_through<T, VECTORS, ROWS>(dh, Cell::DIRECT, d, Cell::H_ROWS, at<T>(call.w_h, 0), H, H);
+                    back(dh, Cell::DIRECT, d, Cell::H_ROWS, NH, at<T>(call.w_h, 0), H, H);
             if (call.dx) {
-                back_through<T, VECTORS, ROWS>(r.dx, false, d, Cell::X_ROWS, at<T>(call.w_x, 0), H, F);
+                back(r.dx, false, d, Cell::X_ROWS, NX, at<T>(call.w_x, 0), H, F);
                 from_lanes(at<T>(call.dx, (t * B + b0) * F), r.dx, F, live, r.rows);
             }
             T *now = r.now;
@@ -369,16 +358,15 @@ template <class Cell, class T, int ONE = 1> struct Window {
             int64_t first = end > steps ? end - steps : 0;
             for (int b = 0; b < live; b += W<T>) {
                 int n = live - b < W<T> ? live - b : W<T>;
-                n > L ? series_backward<2>(b0 + b, n, b / W<T>, first, end, r)
-                      : series_backward<1>(b0 + b, n, b / W<T>, first, end, r);
+                series_backward(b0 + b, n, b / W<T>, first, end, r);
             }
             if (!of_weights()) continue;
             fill_rows(r, b0, live, first, end);
-            add_outer_products<T, ROWS, PARTS_OF_GROUP>(sums_of_part, r.d, Cell::X_ROWS, r.z_x, H, x_columns(),
-                                                        end - first, live);
+            add_outer_products<T, PARTS_OF_GROUP>(sums_of_part, r.d, ROWS, Cell::X_ROWS, NX, r.z_x, H, x_columns(),
+                                                  end - first, live);
             if constexpr (NH > 0 && !same_rows())
-                add_outer_products<T, ROWS, PARTS_OF_GROUP>(sums_of_part + NX * H * x_columns(), r.d, Cell::H_ROWS,
-                                                            r.z_h, H, h_columns(), end - first, live);
+                add_outer_products<T, PARTS_OF_GROUP>(sums_of_part + NX * H * x_columns(), r.d, ROWS, Cell::H_ROWS,
+                                                      NH, r.z_h, H, h_columns(), end - first, live);
         }
         for (int b = 0; b < live; b += W<T>) {
             int n = live - b < W<T> ? live - b : W<T>;
