@@ -104,6 +104,7 @@ template <class T, int PARTS> __attribute__((noinline)) void add_outer_products(
     T *out, const T *d, int sums_of_unit, const int *rows, int blocks, const T *z, int64_t H, int64_t columns,
     int64_t steps, int live) {
     constexpr int L = Lanes<T>::L;
+    const int64_t apart = sums_of_unit * lanes_apart<T>(H);
     in_parts<2>(columns / L, [&](int64_t c0, auto n_columns) {
         constexpr int C = decltype(n_columns)::value;
         for (int q = 0; q < blocks; q++)
@@ -114,23 +115,22 @@ template <class T, int PARTS> __attribute__((noinline)) void add_outer_products(
                 for (int j = 0; j < R; j++)
                     FK_UNROLL
                     for (int c = 0; c < C; c++) sums[j][c] = every(T(0));
-                for (int64_t t = 0; t < steps; t++)
-                    for (int part = 0; part * W<T> < live; part++) {
-                        const T *zb = z + (t * PARTS + part) * W<T> * columns + c0 * L;
-                        const T *db = d + ((t * PARTS + part) * sums_of_unit + rows[q]) * lanes_apart<T>(H) + u0 * W<T>;
-                        const T *end = db + (live - part * W<T> < W<T> ? live - part * W<T> : W<T>);
-                        for (; db < end; db++, zb += columns) {
-                            typename Lanes<T>::V x[C];
+                const T *from = d + rows[q] * lanes_apart<T>(H) + u0 * W<T>, *z_from = z + c0 * L;
+                for (int64_t part = 0; part < steps * PARTS; part++, from += apart, z_from += W<T> * columns) {
+                    const int64_t left = live - part % PARTS * W<T>;
+                    const T *zb = z_from, *end = from + (left < W<T> ? left : W<T>);
+                    for (const T *db = from; db < end; db++, zb += columns) {
+                        typename Lanes<T>::V x[C];
+                        FK_UNROLL
+                        for (int c = 0; c < C; c++) x[c] = load(zb + c * L);
+                        FK_UNROLL
+                        for (int j = 0; j < R; j++) {
+                            auto g = every(db[j * W<T>]);
                             FK_UNROLL
-                            for (int c = 0; c < C; c++) x[c] = load(zb + c * L);
-                            FK_UNROLL
-                            for (int j = 0; j < R; j++) {
-                                auto g = every(db[j * W<T>]);
-                                FK_UNROLL
-                                for (int c = 0; c < C; c++) sums[j][c] = fma(g, x[c], sums[j][c]);
-                            }
+                            for (int c = 0; c < C; c++) sums[j][c] = fma(g, x[c], sums[j][c]);
                         }
                     }
+                }
                 FK_UNROLL
                 for (int j = 0; j < R; j++)
                     FK_UNROLL

@@ -2,8 +2,8 @@
 // own empty. The sums are the same chains of fma() as in window.h, so that outputs, states and their gradients are equal
 // to the last bit; which of the two computes a call depends on its shape alone.
 //
-// Series are divided into groups; a group is computed from its first step to its last by one thread. The weights are packed
-// by blocks of L units, filled up with zeros, and stream from the second cache once per step and group.
+// Series are divided into groups; a group is computed from its first step to its last by one thread. The weights are
+// packed by blocks of L units, filled up with zeros, and stream from the second cache once per step and group.
 #pragma once
 #include "window.h"
 
@@ -11,8 +11,8 @@ namespace FLUXUTILS_UNIT {
 namespace {
 
 constexpr int ROWS_AT_ONCE = 4;  // that share the loads of weights
-constexpr int UNITS_GROUP = 8;   // series, where they are enough and the weights are large; else ROWS_AT_ONCE: more gain
-                                 // nothing then, and leave threads idle
+constexpr int UNITS_GROUP = 8;   // series, where they are enough and the weights are large; else ROWS_AT_ONCE: more
+                                 // gain nothing then, and leave threads idle
 constexpr int64_t WIDE_BYTES = 512 << 10;   // of weights that are large
 constexpr int64_t TILES_BYTES = 128 << 10;  // of weights that several rows read one after the other
 constexpr int64_t INPUT_BYTES = 96 << 10;  // of products with inputs that are computed ahead
@@ -90,8 +90,8 @@ template <int MAX, class Fn> FK_INLINE void in_halves(int64_t n, const Fn &f, in
         if (start < n) in_halves<(MAX + 1) / 2>(n, f, start);
 }
 
-// Vectors of sums, those of block 0, of block 1, and so on, are computed `tile` at a time: [tile][k][vector][L] from rows
-// q H + u of n numbers, with zeros for units that do not exist. The last tile may be smaller.
+// Vectors of sums, those of block 0, of block 1, and so on, are computed `tile` at a time: [tile][k][vector][L] from
+// rows q H + u of n numbers, with zeros for units that do not exist. The last tile may be smaller.
 template <class T> __attribute__((noinline)) void pack_units(
     T *to, const T *weights, int64_t blocks, int64_t H, int64_t n, int64_t tile) {
     constexpr int N = N_BLOCK<T>, L = Lanes<T>::L;
@@ -179,7 +179,8 @@ template <class P, int M, int R, int UV, class T> FK_INLINE void add_tile(
 // The same for the tiles from `first` to before `last`, two at once where rows are few: more chains of sums than the
 // latency of a processor. Backwards: from the last tile on, which the step before has left in the cache.
 template <class P, int M, int R, class T> FK_INLINE void add_tiles(
-    const UnitSums<T> &of, int64_t first, int64_t last, const T *const *in, const T *weights, int64_t n, bool backwards) {
+    const UnitSums<T> &of, int64_t first, int64_t last, const T *const *in, const T *weights, int64_t n,
+    bool backwards) {
     constexpr int UV = R * M < 16 && 2 * R * M <= ACCUMULATORS ? 2 : 1;
     const int64_t full = of.n / M < last ? of.n / M : last, several = (full - first) / UV;
     for (int64_t i = 0; i < several; i++)
@@ -194,10 +195,11 @@ template <class P, int M, int R, class T> FK_INLINE void add_tiles(
 // Vectors in a tile, where up to `rows` are computed at once: as many as the registers hold.
 inline int64_t tile_for(int64_t rows) { return ACCUMULATORS < 16 && rows > 3 ? 3 : 4; }
 
-// The same for all tiles, and up to UNITS_GROUP rows: those that do not fit the registers together read a tile one after
-// the other, while it is in the cache.
+// The same for all tiles, and up to UNITS_GROUP rows: those that do not fit the registers together read some tiles one
+// after the other, while they are in the cache.
 template <class P, class T> __attribute__((noinline)) void add_to_sums(
-    const UnitSums<T> &of, const T *const *in, const T *weights, int64_t n, int64_t rows, int64_t tile, bool backwards) {
+    const UnitSums<T> &of, const T *const *in, const T *weights, int64_t n, int64_t rows, int64_t tile,
+    bool backwards) {
     const int64_t tiles = (of.n + tile - 1) / tile, bytes = tile * n * Lanes<T>::L * static_cast<int64_t>(sizeof(T));
     const int64_t together = rows > ROWS_AT_ONCE ? 1 + TILES_BYTES / bytes : tiles;
     for (int64_t done = 0; done < tiles; done += together) {
@@ -227,8 +229,8 @@ template <class T> struct RowGradients {
 // Columns of a weight, in vectors, that R rows take at once.
 constexpr int columns_for(int R) { return ACCUMULATORS / R >= 8 ? 8 : ACCUMULATORS / R >= 4 ? 4 : 3; }
 
-// out[r][j] (+)= sum over blocks q and lanes u of weights[q H + u][j] * d[r][rows[q]][u], for R rows of d and `vectors` of
-// the n columns that weights and out have
+// out[r][j] (+)= sum over blocks q and lanes u of weights[q H + u][j] * d[r][rows[q]][u], for R rows of d and `vectors`
+// of the n columns that weights and out have
 template <class P, int R, class T> __attribute__((noinline)) void rows_back(
     T *out, bool add, const RowGradients<T> &of, const T *weights, int64_t n, int64_t vectors) {
     using V = typename Lanes<T>::V;
@@ -313,22 +315,25 @@ template <class P, class T> __attribute__((noinline)) void add_outer(
         });
 }
 
-template <class Cell, class P>
-struct Units : Window<Cell, typename Operands<P>::Number, Operands<P>::ONE> {
+template <class P> struct Units : Window<typename Operands<P>::Number, Operands<P>::ONE> {
     using Of = Operands<P>;
     using T = typename Of::Number;
-    using Base = Window<Cell, T, Of::ONE>;
+    using Base = Window<T, Of::ONE>;
     using V = typename Lanes<T>::V;
     static constexpr int PER = Of::PER;
-    using Base::B, Base::F, Base::H, Base::S, Base::call, Base::L, Base::NH, Base::NX, Base::ROWS, Base::SAVED;
+    using Base::B, Base::F, Base::H, Base::S, Base::call, Base::L, Base::cell;
 
     const int64_t n_blocks, wide;  // of L units; the units filled up
 
-    explicit Units(const fluxutils_call &c)
-        : Base(c, group_for(c)), n_blocks((c.H + L - 1) / L), wide((c.H + L - 1) / L * L) {}
+    template <class Cell> Units(const fluxutils_call &c, Cell of)
+        : Base(c, of, group_for(c, Numbers::of<Cell>())),
+          n_blocks((c.H + L - 1) / L),
+          wide((c.H + L - 1) / L * L),
+          gates_forward(&Units::gates_forward_of<Cell>),
+          gates_backward(&Units::gates_backward_of<Cell>) {}
 
-    static int group_for(const fluxutils_call &c) {
-        const int64_t bytes = (NX * c.F + NH * c.H) * c.H * static_cast<int64_t>(sizeof(T));
+    static int group_for(const fluxutils_call &c, const Numbers &cell) {
+        const int64_t bytes = (cell.nx * c.F + cell.nh * c.H) * c.H * static_cast<int64_t>(sizeof(T));
         return bytes > WIDE_BYTES && c.B >= 2 * UNITS_GROUP ? UNITS_GROUP : ROWS_AT_ONCE;
     }
     // Groups are of about equal sizes.
@@ -345,22 +350,23 @@ struct Units : Window<Cell, typename Operands<P>::Number, Operands<P>::ONE> {
     T *zeros = nullptr, *weight_rows = nullptr;  // the latter are packed row by row
 
     void pack_biases() const {
-        memset(biases, 0, n_blocks * ROWS * L * sizeof(T));
-        add_biases(biases, ROWS, at<T>(call.b_x, 0), Cell::X_ROWS, NX, H);
-        add_biases(biases, ROWS, at<T>(call.b_h, 0), Cell::H_ROWS, NH < Cell::H_BIASES ? NH : Cell::H_BIASES, H);
+        memset(biases, 0, n_blocks * cell.rows * L * sizeof(T));
+        add_biases(biases, cell.rows, at<T>(call.b_x, 0), cell.x_rows, cell.nx, H);
+        const int n = cell.nh < cell.h_biases ? cell.nh : cell.h_biases;
+        add_biases(biases, cell.rows, at<T>(call.b_h, 0), cell.h_rows, n, H);
     }
 
     void find_places(int64_t *to, const int *rows, int blocks) const {
-        for (int64_t i = 0; i < n_blocks * blocks; i++) to[i] = (i / blocks * ROWS + rows[i % blocks]) * L;
+        for (int64_t i = 0; i < n_blocks * blocks; i++) to[i] = (i / blocks * cell.rows + rows[i % blocks]) * L;
     }
 
     // -- forwards ----------------------------------------------------------------------------------------------------
 
     struct ForwardRoom {
-        T *sums, *c;  // [row][block][ROWS][L] of the inputs of some steps; (series, wide)
+        T *sums, *c;  // [row][block][cell.rows][L] of the inputs of some steps; (series, wide)
         T *x, *h;     // lanes of rows of inputs and of states, (series, lanes(F)) and (series, wide / PER)
         ForwardRoom(Room &room, const Units &u)
-            : sums(room.take<T>(u.rows_ahead() * u.n_blocks * ROWS * L)),
+            : sums(room.take<T>(u.rows_ahead() * u.n_blocks * u.cell.rows * L)),
               c(room.take<T>(UNITS_GROUP * u.wide)),
               x(room.take<T>(PER == 1 ? 0 : UNITS_GROUP * Of::lanes(u.F))),
               h(room.take<T>(PER == 1 ? 0 : UNITS_GROUP * u.wide / PER)) {}
@@ -368,13 +374,13 @@ struct Units : Window<Cell, typename Operands<P>::Number, Operands<P>::ONE> {
 
     // Steps times series whose products with the inputs are computed ahead; whole steps of a group.
     int64_t rows_ahead() const {
-        int64_t rows = INPUT_BYTES / (n_blocks * ROWS * L * static_cast<int64_t>(sizeof(T)));
+        int64_t rows = INPUT_BYTES / (n_blocks * cell.rows * L * static_cast<int64_t>(sizeof(T)));
         return rows < UNITS_GROUP ? UNITS_GROUP : rows;
     }
 
     // The sums of n rows of inputs, which are those of consecutive steps and series.
     void inputs_forward(const ForwardRoom &own, int64_t b0, int64_t series, int64_t first, int64_t n) const {
-        const int64_t numbers = n_blocks * ROWS * L;
+        const int64_t numbers = n_blocks * cell.rows * L;
         T *sums = own.sums;
         for (int64_t row = 0; row < n; row++) memcpy(sums + row * numbers, biases, numbers * sizeof(T));
         for (int64_t row = 0, R; row < n; row += R) {
@@ -388,47 +394,25 @@ struct Units : Window<Cell, typename Operands<P>::Number, Operands<P>::ONE> {
                 Of::pack_row(packed, x[r], F);
                 x[r] = packed;
             }
-            add_to_sums<P, T>({sums + row * numbers, numbers, places_x, NX * n_blocks}, x, of_x, Of::lanes(F), R,
+            add_to_sums<P, T>({sums + row * numbers, numbers, places_x, cell.nx * n_blocks}, x, of_x, Of::lanes(F), R,
                               tile_of_inputs(), false);
-        }
-    }
-
-    // What the units of one series make of their sums. saved is that of the step and the group, h the lanes of the row.
-    void gates_forward(
-        const T *sums, const T *before, T *after, T *c, T *h, T *saved, int64_t b, int64_t series) const {
-        for (int64_t block = 0; block < n_blocks; block++, sums += ROWS * L) {
-            const int64_t unit = block * L, n = width(block);
-            V a[ROWS], kept[SAVED + 1];
-            FK_UNROLL
-            for (int i = 0; i < ROWS; i++) a[i] = load(sums + i * L);
-            Step<T> s;
-            s.alpha = static_cast<T>(call.alpha);
-            if (Cell::NEEDS_BEFORE) s.before = load_some(before + unit, n);
-            if (Cell::HAS_C) s.c = load(c + unit);
-            V out = Cell::template forward<T>(a, s, kept);
-            store_some(after + unit, out, n);
-            if (PER > 1 && NH > 0) Of::put(h, unit, out, n);
-            if (Cell::HAS_C) store(c + unit, s.c);
-            if (!saved) continue;
-            T *to = saved + unit * SAVED * series + b * SAVED * n;
-            FK_UNROLL
-            for (int i = 0; i < SAVED; i++) store_some(to + i * n, kept[i], n);
         }
     }
 
     // One step of some series of a group.
     void step_forward(const ForwardRoom &own, T *sums, int64_t t, int64_t b0, int64_t series, T *saved) const {
-        const int64_t numbers = n_blocks * ROWS * L;
+        const int64_t numbers = n_blocks * cell.rows * L;
         const T *before[UNITS_GROUP], *lanes[UNITS_GROUP];
         for (int64_t b = 0; b < series; b++) {
             before[b] = this->rows_before(t, b0 + b);
             if (!before[b]) before[b] = zeros;
             lanes[b] = PER == 1 ? before[b] : own.h + b * wide / PER;
         }
-        if constexpr (NH > 0)
-            add_to_sums<P, T>({sums, numbers, places_h, NH * n_blocks}, lanes, of_h, Of::lanes(H), series, tile(), t % 2);
+        if (cell.nh)
+            add_to_sums<P, T>({sums, numbers, places_h, cell.nh * n_blocks}, lanes, of_h, Of::lanes(H), series, tile(),
+                              t % 2);
         for (int64_t b = 0; b < series; b++)
-            gates_forward(sums + b * numbers, before[b], at<T>(call.y, (t * B + b0 + b) * H), own.c + b * wide,
+            (this->*gates_forward)(sums + b * numbers, before[b], at<T>(call.y, (t * B + b0 + b) * H), own.c + b * wide,
                           own.h + b * wide / PER, saved, b, series);
     }
 
@@ -442,24 +426,24 @@ struct Units : Window<Cell, typename Operands<P>::Number, Operands<P>::ONE> {
         }
         ForwardRoom own(room, *this);
         const int64_t b0 = start_of(group), series = start_of(group + 1) - b0;
-        const int64_t steps = rows_ahead() / series, row = n_blocks * ROWS * L;
-        if (Cell::HAS_C) this->states_from(own.c, call.c0, b0, series);
-        for (int64_t b = 0; PER > 1 && NH > 0 && b < series; b++) {
+        const int64_t steps = rows_ahead() / series, row = n_blocks * cell.rows * L;
+        if (cell.has_c) this->states_from(own.c, call.c0, b0, series);
+        for (int64_t b = 0; PER > 1 && cell.nh > 0 && b < series; b++) {
             const T *before = this->rows_before(0, b0 + b);
             Of::pack_row(own.h + b * wide / PER, before ? before : zeros, H);
         }
-        T *saved = at<T>(call.saved, S * b0 * H * SAVED);
+        T *saved = at<T>(call.saved, S * b0 * H * cell.saved);
         for (int64_t first = 0; first < S; first += steps) {
             const int64_t end = first + steps < S ? first + steps : S;
             inputs_forward(own, b0, series, first, (end - first) * series);
             for (int64_t t = first; t < end; t++) {
                 step_forward(own, own.sums + (t - first) * series * row, t, b0, series, saved);
-                if (saved) saved += H * SAVED * series;
+                if (saved) saved += H * cell.saved * series;
             }
         }
         for (int64_t b = 0; b < series; b++) {
             if (call.h) memcpy(at<T>(call.h, (b0 + b) * H), at<T>(call.y, ((S - 1) * B + b0 + b) * H), H * sizeof(T));
-            if (Cell::HAS_C) memcpy(at<T>(call.c, (b0 + b) * H), own.c + b * wide, H * sizeof(T));
+            if (cell.has_c) memcpy(at<T>(call.c, (b0 + b) * H), own.c + b * wide, H * sizeof(T));
         }
     }
 
@@ -477,10 +461,10 @@ struct Units : Window<Cell, typename Operands<P>::Number, Operands<P>::ONE> {
         layout_forward(room);
         memset(zeros, 0, wide * sizeof(T));
         pack_biases();
-        find_places(places_x, Cell::X_ROWS, NX);
-        find_places(places_h, Cell::H_ROWS, NH);
-        pack_units(of_x, packed_rows(at<T>(call.w_x, 0), NX * H, F), NX, H, Of::lanes(F), tile_of_inputs());
-        if constexpr (NH > 0) pack_units(of_h, packed_rows(at<T>(call.w_h, 0), NH * H, H), NH, H, Of::lanes(H), tile());
+        find_places(places_x, cell.x_rows, cell.nx);
+        find_places(places_h, cell.h_rows, cell.nh);
+        pack_units(of_x, packed_rows(at<T>(call.w_x, 0), cell.nx * H, F), cell.nx, H, Of::lanes(F), tile_of_inputs());
+        if (cell.nh) pack_units(of_h, packed_rows(at<T>(call.w_h, 0), cell.nh * H, H), cell.nh, H, Of::lanes(H), tile());
         fk_parallel(
             this->threads(), this->n_groups, [](void *w, int64_t i) { static_cast<Units *>(w)->units_forward(i); },
             this);
@@ -495,12 +479,12 @@ struct Units : Window<Cell, typename Operands<P>::Number, Operands<P>::ONE> {
     }
 
     void layout_forward(Room &room) {
-        const int64_t x = NX * Of::lanes(F), h = NH * Of::lanes(H);
-        biases = room.take<T>(n_blocks * ROWS * L);
+        const int64_t x = cell.nx * Of::lanes(F), h = cell.nh * Of::lanes(H);
+        biases = room.take<T>(n_blocks * cell.rows * L);
         of_x = room.take<T>(n_blocks * x * L);
         of_h = room.take<T>(n_blocks * h * L);
-        places_x = room.take<int64_t>(n_blocks * NX);
-        places_h = room.take<int64_t>(n_blocks * NH);
+        places_x = room.take<int64_t>(n_blocks * cell.nx);
+        places_h = room.take<int64_t>(n_blocks * cell.nh);
         zeros = room.take<T>(wide);
         weight_rows = room.take<T>(PER == 1 ? 0 : H * (x > h ? x : h));
     }
@@ -513,23 +497,189 @@ struct Units : Window<Cell, typename Operands<P>::Number, Operands<P>::ONE> {
 
     struct BackwardRoom {
         T *dh, *dc, *c0;   // (series, wide)
-        T *d;              // (rows, ROWS, wide / PER)
-        T *panels;         // [ROWS][block][row][L]: the same, with PER rows in one
+        T *d;              // (rows, cell.rows, wide / PER)
+        T *panels;         // [cell.rows][block][row][L]: the same, with PER rows in one
         T *z_x, *z_h, *dx;  // (rows, columns), (rows, columns), with PER rows in one; (rows, wide_x)
         BackwardRoom(Room &room, const Units &u)
             : dh(room.take<T>(UNITS_GROUP * u.wide)),
               dc(room.take<T>(UNITS_GROUP * u.wide)),
               c0(room.take<T>(UNITS_GROUP * u.wide)),
-              d(room.take<T>(ROWS_TOGETHER / PER * ROWS * u.wide)),
-              panels(room.take<T>(ROWS_TOGETHER / PER * ROWS * u.wide)),
+              d(room.take<T>(ROWS_TOGETHER / PER * u.cell.rows * u.wide)),
+              panels(room.take<T>(ROWS_TOGETHER / PER * u.cell.rows * u.wide)),
               z_x(room.take<T>(ROWS_TOGETHER / PER * u.x_columns() + L)),
               z_h(room.take<T>(ROWS_TOGETHER / PER * u.h_columns() + L)),
               dx(room.take<T>(ROWS_TOGETHER * u.wide_x())) {}
     };
 
+    void fill_rows(const BackwardRoom &r, int64_t b0, int64_t series, int64_t first, int64_t n) const {
+        V one = every(T(0));
+        one[0] = 1;
+        const int64_t x_columns = this->x_columns(), h_columns = this->h_columns();
+        T *to_x = r.z_x, *to_h = r.z_h;
+        for (int64_t row = 0; row < n; row += PER, to_x += x_columns, to_h += h_columns) {
+            const T *x[PER], *h[PER];
+            FK_UNROLL
+            for (int i = 0; i < PER; i++) {
+                const int64_t t = first + (row + i) / series, b = b0 + (row + i) % series;
+                x[i] = row + i < n ? at<T>(call.x, (t * B + b) * F) : nullptr;
+                h[i] = row + i < n ? this->rows_before(t, b) : nullptr;
+            }
+            Of::pack_rows(to_x, x, F);
+            if (Of::ONE && !(cell.nh > 0 && this->same_rows())) store(to_x + F, one);
+            if (cell.nh == 0) continue;
+            T *states = this->same_rows() ? to_x + F : to_h;
+            Of::pack_rows(states, h, H);
+            if (Of::ONE) store(states + H, one);
+        }
+        if constexpr (PER > 1) Of::fill_panels(r.panels, r.d, cell.rows, n_blocks, n);
+    }
+
+    // Products of some rows of gradients with a weight's rows, a few at a time.
+    static void back(T *out, bool add, RowGradients<T> of, const T *weights, int64_t n, int64_t rows) {
+        constexpr int64_t FEW = 2 * columns_for(ROWS_AT_ONCE);
+        const int64_t vectors = n / L, together = rows > ROWS_AT_ONCE ? FEW : vectors;
+        for (int64_t c = 0; c < vectors; c += together)
+            in_parts<ROWS_AT_ONCE>(rows, [&](int64_t row, auto constant) {
+                RowGradients<T> some = of;
+                some.d += row * of.apart;
+                rows_back<P, decltype(constant)::value>(out + row * n + c * L, add, some, weights + c * L, n,
+                                                        vectors - c < together ? vectors - c : together);
+            });
+    }
+
+    void group_backward(int64_t group, const BackwardRoom &r, T *sums_of_part) const {
+        const int64_t b0 = start_of(group), series = start_of(group + 1) - b0, steps = ROWS_TOGETHER / series;
+        const int64_t apart = cell.rows * wide / PER, h_lanes = Of::lanes(H);
+        T *of_biases = sums_of_part + this->weight_numbers();
+        states_from(r.dh, call.dh, b0, series);
+        if (cell.has_c) {
+            states_from(r.dc, call.dc, b0, series);
+            states_from(r.c0, call.c0, b0, series);
+        }
+        for (int64_t end = S; end > 0; end -= steps) {
+            const int64_t first = end > steps ? end - steps : 0, rows = (end - first) * series;
+            for (int64_t t = end - 1; t >= first; t--) {
+                const int64_t row = (t - first) * series;
+                (this->*gates_backward)(r, t, row, b0, series, of_biases);
+                if (cell.nh > 0 && (t || call.dh0)) {
+                    RowGradients<T> of{r.d + row * apart, apart, wide / PER, h_lanes, cell.h_rows, cell.nh};
+                    back(r.dh, cell.direct, of, rows_h, wide, series);
+                }
+            }
+            if (call.dx) {
+                back(r.dx, false, {r.d, apart, wide / PER, h_lanes, cell.x_rows, cell.nx}, rows_x, wide_x(), rows);
+                for (int64_t row = 0; row < rows; row++) {
+                    int64_t t = first + row / series, b = b0 + row % series;
+                    memcpy(at<T>(call.dx, (t * B + b) * F), r.dx + row * wide_x(), F * sizeof(T));
+                }
+            }
+            if (!this->of_weights()) continue;
+            fill_rows(r, b0, series, first, rows);
+            const int64_t n = (rows + PER - 1) / PER;
+            add_outer<P>(sums_of_part, r.panels, cell.x_rows, cell.nx, H, r.z_x, this->x_columns(), n);
+            if (cell.nh && !this->same_rows())
+                add_outer<P>(sums_of_part + cell.nx * H * this->x_columns(), r.panels, cell.h_rows, cell.nh, H, r.z_h,
+                             this->h_columns(), n);
+        }
+        for (int64_t b = 0; b < series; b++) {
+            if (call.dh0) memcpy(at<T>(call.dh0, (b0 + b) * H), r.dh + b * wide, H * sizeof(T));
+            if (cell.has_c && call.dc0) memcpy(at<T>(call.dc0, (b0 + b) * H), r.dc + b * wide, H * sizeof(T));
+        }
+    }
+
+    void units_part_backward(int64_t part) {
+        Room count{nullptr};
+        BackwardRoom(count, *this);
+        Room room{static_cast<char *>(fk_scratch(1, count.used))};
+        if (!room.start) {
+            this->out_of_memory = true;
+            return;
+        }
+        BackwardRoom own(room, *this);
+        // columns between the last number of a row and its end are multiplied, but not used
+        memset(own.z_x, 0, (ROWS_TOGETHER / PER * this->x_columns() + L) * sizeof(T));
+        memset(own.z_h, 0, (ROWS_TOGETHER / PER * this->h_columns() + L) * sizeof(T));
+        T *sums_of_part = this->sums + part * this->part_numbers();
+        memset(sums_of_part, 0, this->part_numbers() * sizeof(T));
+        const int64_t n = this->n_groups, parts = this->n_parts();
+        for (int64_t g = n * part / parts; g < n * (part + 1) / parts; g++) group_backward(g, own, sums_of_part);
+    }
+
+    // (blocks, lanes(H), wide) of (blocks, H, n), or these themselves
+    T *room_for_rows(Room &room, int64_t blocks, int64_t n, int64_t to) const {
+        return room.take<T>(PER == 1 && n == to ? 0 : blocks * Of::lanes(H) * to);
+    }
+    const T *fill_up(T *room, const void *weights, int64_t blocks, int64_t n, int64_t to) const {
+        const T *w = static_cast<const T *>(weights);
+        if (PER == 1 && n == to) return w;
+        memset(room, 0, blocks * Of::lanes(H) * to * sizeof(T));
+        T *out = room;
+        for (int64_t q = 0; q < blocks; q++)
+            for (int64_t u = 0; u < H; u += PER, out += to) {
+                const T *from[PER];
+                for (int i = 0; i < PER; i++) from[i] = u + i < H ? w + (q * H + u + i) * n : nullptr;
+                Of::pack_rows(out, from, n);
+            }
+        return room;
+    }
+
+    int32_t backward() {
+        Room count{nullptr};
+        T *h = nullptr, *x = nullptr;
+        auto layout = [&](Room &room) {
+            this->sums = room.take<T>(this->n_parts() * this->part_numbers());
+            h = room_for_rows(room, cell.nh, H, wide);
+            x = call.dx ? room_for_rows(room, cell.nx, F, wide_x()) : nullptr;
+        };
+        layout(count);
+        Room room{static_cast<char *>(fk_scratch(0, count.used))};
+        if (!room.start) return FK_OUT_OF_MEMORY;
+        layout(room);
+        if (cell.nh > 0) rows_h = fill_up(h, call.w_h, cell.nh, H, wide);
+        if (call.dx) rows_x = fill_up(x, call.w_x, cell.nx, F, wide_x());
+        fk_parallel(
+            this->threads(), this->n_parts(),
+            [](void *w, int64_t i) { static_cast<Units *>(w)->units_part_backward(i); }, this);
+        if (this->out_of_memory) return FK_OUT_OF_MEMORY;
+        this->add_up_parts();
+        return FK_OK;
+    }
+
+    // -- what depends on the cell ------------------------------------------------------------------------------------
+
+    void (Units::*gates_forward)(
+        const T *sums, const T *before, T *after, T *c, T *h, T *saved, int64_t b, int64_t series) const;
+    void (Units::*gates_backward)(
+        const BackwardRoom &r, int64_t t, int64_t row, int64_t b0, int64_t series, T *of_biases) const;
+
+    // What the units of one series make of their sums. saved is that of the step and the group, h the lanes of the row.
+    template <class Cell> void gates_forward_of(
+        const T *sums, const T *before, T *after, T *c, T *h, T *saved, int64_t b, int64_t series) const {
+        constexpr int ROWS = Cell::ROWS, SAVED = Cell::SAVED;
+        for (int64_t block = 0; block < n_blocks; block++, sums += ROWS * L) {
+            const int64_t unit = block * L, n = width(block);
+            V a[ROWS], kept[SAVED + 1];
+            FK_UNROLL
+            for (int i = 0; i < ROWS; i++) a[i] = load(sums + i * L);
+            Step<T> s;
+            s.alpha = static_cast<T>(call.alpha);
+            if (Cell::NEEDS_BEFORE) s.before = load_some(before + unit, n);
+            if (Cell::HAS_C) s.c = load(c + unit);
+            V out = Cell::template forward<T>(a, s, kept);
+            store_some(after + unit, out, n);
+            if (PER > 1) Of::put(h, unit, out, n);
+            if (Cell::HAS_C) store(c + unit, s.c);
+            if (!saved) continue;
+            T *to = saved + unit * SAVED * series + b * SAVED * n;
+            FK_UNROLL
+            for (int i = 0; i < SAVED; i++) store_some(to + i * n, kept[i], n);
+        }
+    }
+
     // The gradients of the sums of one step; their sums over the series are added to those of the biases.
-    void units_backward(
+    template <class Cell> void gates_backward_of(
         const BackwardRoom &r, int64_t t, int64_t row, int64_t b0, int64_t series, T *of_biases) const {
+        constexpr int ROWS = Cell::ROWS, SAVED = Cell::SAVED;
         const T *saved = at<T>(call.saved, (S * b0 + t * series) * H * SAVED);
         const T *saved_before = t ? saved - H * SAVED * series : nullptr;
         for (int64_t block = 0; block < n_blocks; block++) {
@@ -579,140 +729,6 @@ struct Units : Window<Cell, typename Operands<P>::Number, Operands<P>::ONE> {
             FK_UNROLL
             for (int i = 0; i < ROWS && !Of::ONE; i++) store(of_biases + i * wide + unit, biases_of_block[i]);
         }
-    }
-
-    void fill_rows(const BackwardRoom &r, int64_t b0, int64_t series, int64_t first, int64_t n) const {
-        V one = every(T(0));
-        one[0] = 1;
-        const int64_t x_columns = this->x_columns(), h_columns = this->h_columns();
-        T *to_x = r.z_x, *to_h = r.z_h;
-        for (int64_t row = 0; row < n; row += PER, to_x += x_columns, to_h += h_columns) {
-            const T *x[PER], *h[PER];
-            FK_UNROLL
-            for (int i = 0; i < PER; i++) {
-                const int64_t t = first + (row + i) / series, b = b0 + (row + i) % series;
-                x[i] = row + i < n ? at<T>(call.x, (t * B + b) * F) : nullptr;
-                h[i] = row + i < n ? this->rows_before(t, b) : nullptr;
-            }
-            Of::pack_rows(to_x, x, F);
-            if (Of::ONE && !(NH > 0 && this->same_rows())) store(to_x + F, one);
-            if (NH == 0) continue;
-            T *states = this->same_rows() ? to_x + F : to_h;
-            Of::pack_rows(states, h, H);
-            if (Of::ONE) store(states + H, one);
-        }
-        if constexpr (PER > 1) Of::fill_panels(r.panels, r.d, ROWS, n_blocks, n);
-    }
-
-    // Products of some rows of gradients with a weight's rows, a few at a time.
-    static void back(T *out, bool add, RowGradients<T> of, const T *weights, int64_t n, int64_t rows) {
-        constexpr int64_t FEW = 2 * columns_for(ROWS_AT_ONCE);
-        const int64_t vectors = n / L, together = rows > ROWS_AT_ONCE ? FEW : vectors;
-        for (int64_t c = 0; c < vectors; c += together)
-            in_parts<ROWS_AT_ONCE>(rows, [&](int64_t row, auto constant) {
-                RowGradients<T> some = of;
-                some.d += row * of.apart;
-                rows_back<P, decltype(constant)::value>(out + row * n + c * L, add, some, weights + c * L, n,
-                                                        vectors - c < together ? vectors - c : together);
-            });
-    }
-
-    void group_backward(int64_t group, const BackwardRoom &r, T *sums_of_part) const {
-        const int64_t b0 = start_of(group), series = start_of(group + 1) - b0, steps = ROWS_TOGETHER / series;
-        const int64_t apart = ROWS * wide / PER, h_lanes = Of::lanes(H);
-        T *of_biases = sums_of_part + this->weight_numbers();
-        states_from(r.dh, call.dh, b0, series);
-        if (Cell::HAS_C) {
-            states_from(r.dc, call.dc, b0, series);
-            states_from(r.c0, call.c0, b0, series);
-        }
-        for (int64_t end = S; end > 0; end -= steps) {
-            const int64_t first = end > steps ? end - steps : 0, rows = (end - first) * series;
-            for (int64_t t = end - 1; t >= first; t--) {
-                const int64_t row = (t - first) * series;
-                units_backward(r, t, row, b0, series, of_biases);
-                if (NH > 0 && (t || call.dh0)) {
-                    RowGradients<T> of{r.d + row * apart, apart, wide / PER, h_lanes, Cell::H_ROWS, NH};
-                    back(r.dh, Cell::DIRECT, of, rows_h, wide, series);
-                }
-            }
-            if (call.dx) {
-                back(r.dx, false, {r.d, apart, wide / PER, h_lanes, Cell::X_ROWS, NX}, rows_x, wide_x(), rows);
-                for (int64_t row = 0; row < rows; row++) {
-                    int64_t t = first + row / series, b = b0 + row % series;
-                    memcpy(at<T>(call.dx, (t * B + b) * F), r.dx + row * wide_x(), F * sizeof(T));
-                }
-            }
-            if (!this->of_weights()) continue;
-            fill_rows(r, b0, series, first, rows);
-            const int64_t n = (rows + PER - 1) / PER;
-            add_outer<P>(sums_of_part, r.panels, Cell::X_ROWS, NX, H, r.z_x, this->x_columns(), n);
-            if constexpr (NH > 0 && !Base::same_rows())
-                add_outer<P>(sums_of_part + NX * H * this->x_columns(), r.panels, Cell::H_ROWS, NH, H, r.z_h,
-                             this->h_columns(), n);
-        }
-        for (int64_t b = 0; b < series; b++) {
-            if (call.dh0) memcpy(at<T>(call.dh0, (b0 + b) * H), r.dh + b * wide, H * sizeof(T));
-            if (Cell::HAS_C && call.dc0) memcpy(at<T>(call.dc0, (b0 + b) * H), r.dc + b * wide, H * sizeof(T));
-        }
-    }
-
-    void units_part_backward(int64_t part) {
-        Room count{nullptr};
-        BackwardRoom(count, *this);
-        Room room{static_cast<char *>(fk_scratch(1, count.used))};
-        if (!room.start) {
-            this->out_of_memory = true;
-            return;
-        }
-        BackwardRoom own(room, *this);
-        // columns between the last number of a row and its end are multiplied, but not used
-        memset(own.z_x, 0, (ROWS_TOGETHER / PER * this->x_columns() + L) * sizeof(T));
-        memset(own.z_h, 0, (ROWS_TOGETHER / PER * this->h_columns() + L) * sizeof(T));
-        T *sums_of_part = this->sums + part * this->part_numbers();
-        memset(sums_of_part, 0, this->part_numbers() * sizeof(T));
-        const int64_t n = this->n_groups, parts = this->n_parts();
-        for (int64_t g = n * part / parts; g < n * (part + 1) / parts; g++) group_backward(g, own, sums_of_part);
-    }
-
-    // (blocks, lanes(H), wide) of (blocks, H, n), or these themselves
-    T *room_for_rows(Room &room, int64_t blocks, int64_t n, int64_t to) const {
-        return room.take<T>(PER == 1 && n == to ? 0 : blocks * Of::lanes(H) * to);
-    }
-    const T *fill_up(T *room, const void *weights, int64_t blocks, int64_t n, int64_t to) const {
-        const T *w = static_cast<const T *>(weights);
-        if (PER == 1 && n == to) return w;
-        memset(room, 0, blocks * Of::lanes(H) * to * sizeof(T));
-        T *out = room;
-        for (int64_t q = 0; q < blocks; q++)
-            for (int64_t u = 0; u < H; u += PER, out += to) {
-                const T *from[PER];
-                for (int i = 0; i < PER; i++) from[i] = u + i < H ? w + (q * H + u + i) * n : nullptr;
-                Of::pack_rows(out, from, n);
-            }
-        return room;
-    }
-
-    int32_t backward() {
-        Room count{nullptr};
-        T *h = nullptr, *x = nullptr;
-        auto layout = [&](Room &room) {
-            this->sums = room.take<T>(this->n_parts() * this->part_numbers());
-            h = room_for_rows(room, NH, H, wide);
-            x = call.dx ? room_for_rows(room, NX, F, wide_x()) : nullptr;
-        };
-        layout(count);
-        Room room{static_cast<char *>(fk_scratch(0, count.used))};
-        if (!room.start) return FK_OUT_OF_MEMORY;
-        layout(room);
-        if (NH > 0) rows_h = fill_up(h, call.w_h, NH, H, wide);
-        if (call.dx) rows_x = fill_up(x, call.w_x, NX, F, wide_x());
-        fk_parallel(
-            this->threads(), this->n_parts(),
-            [](void *w, int64_t i) { static_cast<Units *>(w)->units_part_backward(i); }, this);
-        if (this->out_of_memory) return FK_OUT_OF_MEMORY;
-        this->add_up_parts();
-        return FK_OK;
     }
 };
 
