@@ -200,7 +200,8 @@ inline int64_t tile_for(int64_t rows) { return ACCUMULATORS < 16 && rows > 3 ? 3
 template <class P, class T> __attribute__((noinline)) void add_to_sums(
     const UnitSums<T> &of, const T *const *in, const T *weights, int64_t n, int64_t rows, int64_t tile,
     bool backwards) {
-    const int64_t tiles = (of.n + tile - 1) / tile, bytes = tile * n * Lanes<T>::L * static_cast<int64_t>(sizeof(T));
+    const int64_t tiles = tile == 4 ? (of.n + 3) / 4 : (of.n + 2) / 3;
+    const int64_t bytes = tile * n * Lanes<T>::L * static_cast<int64_t>(sizeof(T));
     const int64_t together = rows > ROWS_AT_ONCE ? 1 + TILES_BYTES / bytes : tiles;
     for (int64_t done = 0; done < tiles; done += together) {
         const int64_t end = done + together < tiles ? done + together : tiles;
@@ -334,10 +335,17 @@ template <class P> struct Units : Window<typename Operands<P>::Number, Operands<
 
     static int group_for(const fluxutils_call &c, const Numbers &cell) {
         const int64_t bytes = (cell.nx * c.F + cell.nh * c.H) * c.H * static_cast<int64_t>(sizeof(T));
-        return bytes > WIDE_BYTES && c.B >= 2 * UNITS_GROUP ? UNITS_GROUP : ROWS_AT_ONCE;
+        if (bytes <= WIDE_BYTES) return ROWS_AT_ONCE;
+        if (c.B >= 2 * UNITS_GROUP) return UNITS_GROUP;
+        // outputs do not depend on the groups: two threads take two series each, where no gradient follows
+        return c.B <= ROWS_AT_ONCE && !c.saved && c.threads > 1 ? ROWS_AT_ONCE / 2 : ROWS_AT_ONCE;
     }
-    // Groups are of about equal sizes.
-    int64_t start_of(int64_t group) const { return B * group / this->n_groups; }
+    // Groups are of about equal sizes, counted in rows that are computed at once where they have more.
+    int64_t start_of(int64_t group) const {
+        if (this->n_groups * ROWS_AT_ONCE >= B) return B * group / this->n_groups;
+        const int64_t start = (B + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE * group / this->n_groups * ROWS_AT_ONCE;
+        return start < B ? start : B;
+    }
     int64_t tile() const { return tile_for((B + this->n_groups - 1) / this->n_groups); }
     int64_t tile_of_inputs() const { return tile_for(ROWS_AT_ONCE); }  // rows are many there
 
@@ -656,13 +664,15 @@ template <class P> struct Units : Window<typename Operands<P>::Number, Operands<
     template <class Cell> void gates_forward_of(
         const T *sums, const T *before, T *after, T *c, T *h, T *saved, int64_t b, int64_t series) const {
         constexpr int ROWS = Cell::ROWS, SAVED = Cell::SAVED;
-        for (int64_t block = 0; block < n_blocks; block++, sums += ROWS * L) {
-            const int64_t unit = block * L, n = width(block);
+        const T alpha = static_cast<T>(call.alpha);
+        const int64_t units = H;
+        for (int64_t unit = 0; unit < units; unit += L, sums += ROWS * L) {
+            const int64_t n = units - unit < L ? units - unit : L;
             V a[ROWS], kept[SAVED + 1];
             FK_UNROLL
             for (int i = 0; i < ROWS; i++) a[i] = load(sums + i * L);
             Step<T> s;
-            s.alpha = static_cast<T>(call.alpha);
+            s.alpha = alpha;
             if (Cell::NEEDS_BEFORE) s.before = load_some(before + unit, n);
             if (Cell::HAS_C) s.c = load(c + unit);
             V out = Cell::template forward<T>(a, s, kept);
