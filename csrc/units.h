@@ -472,7 +472,8 @@ template <class P> struct Units : Window<typename Operands<P>::Number, Operands<
         find_places(places_x, cell.x_rows, cell.nx);
         find_places(places_h, cell.h_rows, cell.nh);
         pack_units(of_x, packed_rows(at<T>(call.w_x, 0), cell.nx * H, F), cell.nx, H, Of::lanes(F), tile_of_inputs());
-        if (cell.nh) pack_units(of_h, packed_rows(at<T>(call.w_h, 0), cell.nh * H, H), cell.nh, H, Of::lanes(H), tile());
+        if (cell.nh)
+            pack_units(of_h, packed_rows(at<T>(call.w_h, 0), cell.nh * H, H), cell.nh, H, Of::lanes(H), tile());
         fk_parallel(
             this->threads(), this->n_groups, [](void *w, int64_t i) { static_cast<Units *>(w)->units_forward(i); },
             this);
