@@ -9,6 +9,9 @@ contenders take turns; ``A/A`` is torch's layer with one thread a second time: w
 1, the ratio means nothing. Training is a forward and a backward pass over a window, without an
 input gradient. Before anything is timed, the outputs of both layers must be equal to rounding.
 
+A processor with AVX-512 measures all of it twice: with what it has, and with torch and the kernels
+held to AVX2, in a process of its own.
+
     python benchmarks/bench_grid.py [--rounds 5] [--measured docs/grid.json]
 
 ``--measured`` writes every cell, for ``docs/grid.py``, which draws them.
@@ -16,9 +19,11 @@ input gradient. Before anything is timed, the outputs of both layers must be equ
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -27,7 +32,9 @@ from typing import Any
 
 import torch
 from bench_few_series import LAYERS, Contender, Shape
-from common import Report, Table, interleaved, machine, parse, parser, ratios
+from common import Report, Table, interleaved, machine, parse, parser, ratios, start
+
+from fluxutils_py.nn.kernels.library import library_in_use
 
 N_SHAPES = 200
 TASKS = ("train", "predict")
@@ -36,6 +43,8 @@ LONGEST = 0.06  # seconds that torch may take to predict, roughly
 STEP_SECONDS = {"LSTM": 15e-6, "GRU": 60e-6}  # of torch, besides its products
 FLOPS = {"LSTM": 50e9, "GRU": 30e9}  # of torch, a second, roughly
 BEHIND = 1.1  # times torch's; also how far from 1 the control may be
+# Holds oneDNN, torch's own loops and the kernels to it; they read it once.
+AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "FLUXUTILS_KERNELS": "avx2"}
 # of F, H, B and S
 SMALLEST = (1, 8, 1, 1)
 LARGEST = (64, 256, 200, 1000)
@@ -145,15 +154,28 @@ def compare(shape: Shape, rounds: int) -> list[dict[str, Any]]:
     return cells
 
 
+def instructions() -> str:
+    """The set that the kernels use here."""
+    library = library_in_use()
+    return "none" if library is None else library.isa_name
+
+
+def held_to_avx2(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """The cells of a process that has only AVX2."""
+    command = [sys.executable, __file__, "--cells", "--rounds", args.rounds]
+    return json.loads(start([*command, *(["--quick"] if args.quick else [])], **AVX2))
+
+
 def is_behind(cell: dict[str, Any]) -> bool:
     """Whether a cell is slower than torch by more than chance, as its control tells it."""
     return cell["ratio"] > BEHIND and 1 / BEHIND <= cell["control"] <= BEHIND
 
 
-def summary(cells: Sequence[dict[str, Any]]) -> Table:
+def summary(cells: Sequence[dict[str, Any]], isa: str = "") -> Table:
     """How many cells are ahead, of each layer and task."""
     columns = ["layer", "task", "shapes", "ahead", "behind by more than 1.1", "median", "largest"]
-    table = Table("time over that of torch's layer, the better of its one and two threads", columns)
+    title = "time over that of torch's layer, the better of its one and two threads"
+    table = Table(f"{isa}: {title}" if isa else title, columns)
     for layer, task in itertools.product(LAYERS, TASKS):
         part = [c for c in cells if (c["layer"], c["task"]) == (layer, task)]
         if not part:
@@ -165,10 +187,10 @@ def summary(cells: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def worst(cells: Sequence[dict[str, Any]], n: int = 12) -> Table:
+def worst(cells: Sequence[dict[str, Any]], n: int = 12, isa: str = "") -> Table:
     """The cells with the largest ratios."""
     columns = ["layer", "task", "F", "H", "B", "S", "ratio", "A/A", "torch, microseconds"]
-    table = Table(f"the {n} largest ratios", columns)
+    table = Table(f"{isa}: the {n} largest ratios" if isa else f"the {n} largest ratios", columns)
     for cell in sorted(cells, key=lambda c: -c["ratio"])[:n]:
         sizes = [str(cell[name]) for name in "FHBS"]
         numbers = [f"{cell[name]:.2f}" for name in ("ratio", "control")]
@@ -181,20 +203,33 @@ def worst(cells: Sequence[dict[str, Any]], n: int = 12) -> Table:
 def main() -> None:
     made = parser(__doc__, rounds=5)
     made.add_argument("--measured", type=Path, metavar="FILE", help="write every cell there")
+    made.add_argument("--cells", action="store_true", help="only print the cells of one set")
     args = parse(made)
-    report = Report(__doc__, args, threads=False)
+    report = None if args.cells else Report(__doc__, args, threads=False)
     shapes = sample(N_SHAPES)
     if args.quick:
         shapes = [shape._replace(n_steps=min(shape.n_steps, 5)) for shape in shapes[::40]]
     cells: list[dict[str, Any]] = []
-    for shape in shapes:
-        cells += compare(shape, args.rounds)
+
+    def keep() -> None:
         # after each, so that a run cut short leaves something
         if args.measured is not None and not args.quick:
             content = {"machine": machine(), "cells": cells}
             args.measured.write_text(json.dumps(content, indent=1) + "\n", "utf-8")
-    report.add(summary(cells))
-    report.add(worst(cells))
+
+    for shape in shapes:
+        cells += [{"set": instructions(), **cell} for cell in compare(shape, args.rounds)]
+        keep()
+    if report is None:
+        print(json.dumps(cells))
+        return
+    if instructions() == "avx512":
+        cells += held_to_avx2(args)
+        keep()
+    for isa in dict.fromkeys(cell["set"] for cell in cells):
+        part = [cell for cell in cells if cell["set"] == isa]
+        report.add(summary(part, isa))
+        report.add(worst(part, isa=isa))
 
 
 if __name__ == "__main__":

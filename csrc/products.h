@@ -21,14 +21,19 @@ template <int MAX, class Fn> FK_INLINE void with_constant(int64_t n, const Fn &f
 template <int MAX> FK_INLINE int64_t n_parts_of(int64_t n) { return (n + MAX - 1) / MAX; }
 FK_INLINE int64_t part_length(int64_t n, int64_t parts, int64_t i) { return n / parts + (i < n % parts); }
 
-// These parts of 0...n, their lengths known to the compiler: f(start, Int<length>).
-template <int MAX, class Fn> FK_INLINE void in_parts(int64_t n, const Fn &f) {
+// These parts of 0...n: f(start, length), or, their lengths known to the compiler, f(start, Int<length>).
+template <int MAX, class Fn> FK_INLINE void in_parts_of_length(int64_t n, const Fn &f) {
     int64_t parts = n_parts_of<MAX>(n), start = 0;
     for (int64_t i = 0; i < parts; i++) {
         int64_t length = part_length(n, parts, i);
-        with_constant<MAX>(length, [&](auto constant) { f(start, constant); });
+        f(start, length);
         start += length;
     }
+}
+template <int MAX, class Fn> FK_INLINE void in_parts(int64_t n, const Fn &f) {
+    in_parts_of_length<MAX>(n, [&](int64_t start, int64_t length) {
+        with_constant<MAX>(length, [&](auto constant) { f(start, constant); });
+    });
 }
 
 // sums[j][v] += sum over k < n of weights[k][j] * in[k][v]
@@ -48,9 +53,34 @@ template <int R, int V, class T> FK_INLINE void add_products(
     }
 }
 
-// out[j] (+)= sum over blocks q and units u of weights[q H + u][j] * d[u ROWS + rows[q]], for j < n
-template <class T, int V, int ROWS, int BLOCKS> void back_through(
-    T *out, bool add, const T *d, const int (&rows)[BLOCKS], const T *weights, int64_t H, int64_t n) {
+// out[j] = biases[j] + sums over k of w_x[k][j] * x[k] and of w_h[k][j] * h[k], for j < n, which are computed R at a time:
+// `packed` has the R biases, R weights for each x, and R for each h.
+template <class T, int V> __attribute__((noinline)) void sums_of_units(
+    T *out, const T *packed, const T *x, int64_t n_x, const T *h, int64_t n_h, int64_t n) {
+    constexpr int L = Lanes<T>::L;
+    in_parts<ACCUMULATORS / 2>(n, [&](int64_t, auto constant) {
+        constexpr int R = decltype(constant)::value;
+        typename Lanes<T>::V sums[R][V];
+        FK_UNROLL
+        for (int j = 0; j < R; j++)
+            FK_UNROLL
+            for (int v = 0; v < V; v++) sums[j][v] = every(packed[j]);
+        add_products<R, V, T>(sums, x, W<T>, packed + R, R, n_x);
+        add_products<R, V, T>(sums, h, W<T>, packed + R * (1 + n_x), R, n_h);
+        packed += R * (1 + n_x + n_h);
+        FK_UNROLL
+        for (int j = 0; j < R; j++, out += W<T>)
+            FK_UNROLL
+            for (int v = 0; v < V; v++) store(out + v * L, sums[j][v]);
+    });
+}
+
+// From sum to sum of the gradients d of all units: not by a power of two, or all would be in the same places of a cache.
+template <class T> FK_INLINE int64_t lanes_apart(int64_t H) { return (H + 1) * W<T>; }
+
+// out[j] (+)= sum over blocks q and units u of weights[q H + u][j] * d[rows[q]][u], for j < n
+template <class T, int V> __attribute__((noinline)) void back_through(
+    T *out, bool add, const T *d, const int *rows, int blocks, const T *weights, int64_t H, int64_t n) {
     constexpr int L = Lanes<T>::L;
     in_parts<ACCUMULATORS / 2>(n, [&](int64_t j0, auto constant) {
         constexpr int R = decltype(constant)::value;
@@ -59,8 +89,8 @@ template <class T, int V, int ROWS, int BLOCKS> void back_through(
         for (int j = 0; j < R; j++)
             FK_UNROLL
             for (int v = 0; v < V; v++) sums[j][v] = add ? load(out + (j0 + j) * W<T> + v * L) : every(T(0));
-        for (int q = 0; q < BLOCKS; q++)
-            add_products<R, V, T>(sums, d + rows[q] * W<T>, ROWS * W<T>, weights + q * H * n + j0, n, H);
+        for (int q = 0; q < blocks; q++)
+            add_products<R, V, T>(sums, d + rows[q] * lanes_apart<T>(H), W<T>, weights + q * H * n + j0, n, H);
         FK_UNROLL
         for (int j = 0; j < R; j++)
             FK_UNROLL
@@ -68,14 +98,16 @@ template <class T, int V, int ROWS, int BLOCKS> void back_through(
     });
 }
 
-// Gradients of weights: out[q H + u][k] += sum over steps and series of d[u ROWS + rows[q]] * z[k], with vectors over
-// the columns k. d: (steps, PARTS, H ROWS, W), z: (steps, PARTS W, columns), columns a multiple of L.
-template <class T, int ROWS, int PARTS, int BLOCKS> void add_outer_products(
-    T *out, const T *d, const int (&rows)[BLOCKS], const T *z, int64_t H, int64_t columns, int64_t steps, int live) {
+// Gradients of weights: out[q H + u][k] += sum over steps and series of d[rows[q]][u] * z[k], with vectors over the
+// columns k. d: (steps, PARTS, sums_of_unit, lanes_apart), z: (steps, PARTS W, columns), columns a multiple of L.
+template <class T, int PARTS> __attribute__((noinline)) void add_outer_products(
+    T *out, const T *d, int sums_of_unit, const int *rows, int blocks, const T *z, int64_t H, int64_t columns,
+    int64_t steps, int live) {
     constexpr int L = Lanes<T>::L;
+    const int64_t apart = sums_of_unit * lanes_apart<T>(H);
     in_parts<2>(columns / L, [&](int64_t c0, auto n_columns) {
         constexpr int C = decltype(n_columns)::value;
-        for (int q = 0; q < BLOCKS; q++)
+        for (int q = 0; q < blocks; q++)
             in_parts<ACCUMULATORS / 2>(H, [&](int64_t u0, auto n_units) {
                 constexpr int R = decltype(n_units)::value;
                 typename Lanes<T>::V sums[R][C];
@@ -83,23 +115,22 @@ template <class T, int ROWS, int PARTS, int BLOCKS> void add_outer_products(
                 for (int j = 0; j < R; j++)
                     FK_UNROLL
                     for (int c = 0; c < C; c++) sums[j][c] = every(T(0));
-                for (int64_t t = 0; t < steps; t++)
-                    for (int part = 0; part * W<T> < live; part++) {
-                        const T *zb = z + (t * PARTS + part) * W<T> * columns + c0 * L;
-                        const T *db = d + ((t * PARTS + part) * H * ROWS + u0 * ROWS + rows[q]) * W<T>;
-                        const T *end = db + (live - part * W<T> < W<T> ? live - part * W<T> : W<T>);
-                        for (; db < end; db++, zb += columns) {
-                            typename Lanes<T>::V x[C];
+                const T *from = d + rows[q] * lanes_apart<T>(H) + u0 * W<T>, *z_from = z + c0 * L;
+                for (int64_t part = 0; part < steps * PARTS; part++, from += apart, z_from += W<T> * columns) {
+                    const int64_t left = live - part % PARTS * W<T>;
+                    const T *zb = z_from, *end = from + (left < W<T> ? left : W<T>);
+                    for (const T *db = from; db < end; db++, zb += columns) {
+                        typename Lanes<T>::V x[C];
+                        FK_UNROLL
+                        for (int c = 0; c < C; c++) x[c] = load(zb + c * L);
+                        FK_UNROLL
+                        for (int j = 0; j < R; j++) {
+                            auto g = every(db[j * W<T>]);
                             FK_UNROLL
-                            for (int c = 0; c < C; c++) x[c] = load(zb + c * L);
-                            FK_UNROLL
-                            for (int j = 0; j < R; j++) {
-                                auto g = every(db[j * ROWS * W<T>]);
-                                FK_UNROLL
-                                for (int c = 0; c < C; c++) sums[j][c] = fma(g, x[c], sums[j][c]);
-                            }
+                            for (int c = 0; c < C; c++) sums[j][c] = fma(g, x[c], sums[j][c]);
                         }
                     }
+                }
                 FK_UNROLL
                 for (int j = 0; j < R; j++)
                     FK_UNROLL

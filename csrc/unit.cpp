@@ -13,13 +13,12 @@ namespace {
 template <class Fn> int32_t with_window(const void *p, const Fn &f) {
     const fluxutils_call &call = *static_cast<const fluxutils_call *>(p);
     return with_cell(call.cell, FK_BAD_ARGUMENT, [&](auto cell) -> int32_t {
-        using Cell = decltype(cell);
         if (units_in_lanes(call)) {
-            if (call.type == FK_FLOAT32) return f(Units<Cell, float>(call));
-            return f(Units<Cell, double>(call));
+            if (call.type == FK_FLOAT32) return f(Units<float>(call, cell));
+            return f(Units<double>(call, cell));
         }
-        if (call.type == FK_FLOAT32) return f(Window<Cell, float>(call));
-        return f(Window<Cell, double>(call));
+        if (call.type == FK_FLOAT32) return f(Window<float>(call, cell));
+        return f(Window<double>(call, cell));
     });
 }
 

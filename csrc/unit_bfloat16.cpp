@@ -8,7 +8,7 @@ namespace {
 
 template <class Fn> int32_t with_units(const void *p, const Fn &f) {
     const fluxutils_call &call = *static_cast<const fluxutils_call *>(p);
-    return with_cell(call.cell, FK_BAD_ARGUMENT, [&](auto cell) { return f(Units<decltype(cell), Bfloat16>(call)); });
+    return with_cell(call.cell, FK_BAD_ARGUMENT, [&](auto cell) { return f(Units<Bfloat16>(call, cell)); });
 }
 
 }  // namespace

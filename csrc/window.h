@@ -46,158 +46,153 @@ template <class T> __attribute__((noinline)) void sum_of_parts(
     }
 }
 
+// What cells.h says of a cell, at run time: only what a unit makes of its sums is compiled for each cell.
+struct Numbers {
+    int rows, nx, nh, h_biases, saved;  // nx, nh: blocks of the input and the recurrent weights
+    const int *x_rows, *h_rows;
+    bool has_c, needs_before, needs_after, direct;
+
+    template <class Cell> static Numbers of() {
+        constexpr int NX = sizeof(Cell::X_ROWS) / sizeof(int);
+        constexpr int NH = Cell::H_ROWS[0] < 0 ? 0 : sizeof(Cell::H_ROWS) / sizeof(int);
+        return {Cell::ROWS,   NX,          NH,                 Cell::H_BIASES,    Cell::SAVED,  Cell::X_ROWS,
+                Cell::H_ROWS, Cell::HAS_C, Cell::NEEDS_BEFORE, Cell::NEEDS_AFTER, Cell::DIRECT};
+    }
+};
+
 // ONE: whether the gradient of a bias is computed as that of a weight by which ones are multiplied, in a column more.
-template <class Cell, class T, int ONE = 1> struct Window {
+template <class T, int ONE = 1> struct Window {
     using V = typename Lanes<T>::V;
-    static constexpr int L = Lanes<T>::L, ROWS = Cell::ROWS, SAVED = Cell::SAVED;
-    static constexpr int NX = sizeof(Cell::X_ROWS) / sizeof(int);
-    static constexpr int NH = Cell::H_ROWS[0] < 0 ? 0 : sizeof(Cell::H_ROWS) / sizeof(int);
-    static constexpr int UNITS = ACCUMULATORS / 2 / ROWS;  // computed together
+    static constexpr int L = Lanes<T>::L;
     static constexpr int PARTS_OF_GROUP = GROUP / W<T>;
     static constexpr int GROUPS_OF_PART = ONE ? 1 : 4;  // at least; adding parts up counts for more in bfloat16
 
     fluxutils_call call;
+    const Numbers cell;
     const int64_t S, B, F, H, n_groups;
 
-    explicit Window(const fluxutils_call &c, int group = GROUP)
-        : call(c), S(c.S), B(c.B), F(c.F), H(c.H), n_groups((c.B + group - 1) / group) {
-        if (Cell::H_BIASES < NH) {  // one bias: of blocks of the state, then of those of the input
-            call.b_x = at<T>(c.b_h, Cell::H_BIASES * H);
-            call.db_x = at<T>(c.db_h, Cell::H_BIASES * H);
-            if (Cell::H_BIASES == 0) call.b_h = call.db_h = nullptr;
+    template <class Cell> Window(const fluxutils_call &c, Cell, int group = GROUP)
+        : call(c),
+          cell(Numbers::of<Cell>()),
+          S(c.S),
+          B(c.B),
+          F(c.F),
+          H(c.H),
+          n_groups((c.B + group - 1) / group),
+          units_forward(&Window::units_forward_of<Cell>),
+          units_backward(&Window::units_backward_of<Cell>) {
+        if (cell.h_biases < cell.nh) {  // one bias: of blocks of the state, then of those of the input
+            call.b_x = at<T>(c.b_h, cell.h_biases * H);
+            call.db_x = at<T>(c.db_h, cell.h_biases * H);
+            if (cell.h_biases == 0) call.b_h = call.db_h = nullptr;
         }
     }
 
     int64_t threads() const {
-        return static_cast<double>(S) * B * H * (NX * F + NH * H) < FOR_ONE_THREAD ? 1 : call.threads;
+        return static_cast<double>(S) * B * H * (cell.nx * F + cell.nh * H) < FOR_ONE_THREAD ? 1 : call.threads;
     }
 
     // -- forwards ------------------------------------------------------------------------------------------------
 
-    // For each group of units: their biases, input weights (F, units, NX), recurrent weights (H, units, NH).
+    // For each of a unit's sums, and some units at a time, what sums_of_units() reads.
     T *packed = nullptr;
 
-    int64_t packed_at(int64_t unit) const { return unit * (ROWS + F * NX + H * NH); }
+    // Which block of the input or the recurrent weights adds to a sum; -1 if none.
+    static int block_of(const int *rows, int n, int row) {
+        for (int q = 0; q < n; q++)
+            if (rows[q] == row) return q;
+        return -1;
+    }
+    int64_t packed_numbers() const { return H * (cell.rows + F * cell.nx + H * cell.nh); }
 
     void pack() {
-        auto w_x = at<T>(call.w_x, 0), w_h = at<T>(call.w_h, 0), b_x = at<T>(call.b_x, 0), b_h = at<T>(call.b_h, 0);
-        const int64_t parts = n_parts_of<UNITS>(H);
-        for (int64_t part = 0, u0 = 0, U; part < parts; part++, u0 += U) {
-            U = part_length(H, parts, part);
-            T *biases = packed + packed_at(u0), *x = biases + U * ROWS, *h = x + F * U * NX;
-            for (int64_t i = 0; i < U * ROWS; i++) biases[i] = 0;
-            for (int64_t u = 0; u < U; u++) {
-                for (int q = 0; q < NX; q++) {
-                    int64_t row = q * H + u0 + u;
-                    if (b_x) biases[u * ROWS + Cell::X_ROWS[q]] += b_x[row];
-                    for (int64_t k = 0; k < F; k++) x[(k * U + u) * NX + q] = w_x[row * F + k];
-                }
-                for (int q = 0; q < NH; q++) {
-                    int64_t row = q * H + u0 + u;
-                    if (b_h && q < Cell::H_BIASES) biases[u * ROWS + Cell::H_ROWS[q]] += b_h[row];
-                    for (int64_t k = 0; k < H; k++) h[(k * U + u) * NH + q] = w_h[row * H + k];
-                }
-            }
+        T *to = packed;
+        for (int row = 0; row < cell.rows; row++) {
+            const int x = block_of(cell.x_rows, cell.nx, row), h = block_of(cell.h_rows, cell.nh, row);
+            in_parts_of_length<ACCUMULATORS / 2>(H, [&](int64_t u0, int64_t n) {
+                memset(to, 0, n * sizeof(T));
+                auto add = [&](const void *biases, int q) {
+                    for (int64_t u = 0; biases && u < n; u++) to[u] += at<T>(biases, q * H + u0)[u];
+                };
+                if (x >= 0) add(call.b_x, x);
+                if (h >= 0 && h < cell.h_biases) add(call.b_h, h);
+                to += n;
+                auto weights = [&](const void *rows, int q, int64_t length) {
+                    const T *from = at<T>(rows, (q * H + u0) * length);
+                    for (int64_t k = 0; k < length; k++)
+                        for (int64_t u = 0; u < n; u++) *to++ = from[u * length + k];
+                };
+                if (x >= 0) weights(call.w_x, x, F);
+                if (h >= 0) weights(call.w_h, h, H);
+            });
         }
-    }
-
-    template <int N_ROWS, int U, int VECTORS> static FK_INLINE void add_rows(
-        V (&sums)[U * ROWS][VECTORS], const int (&rows)[N_ROWS], const T *in, const T *weights, int64_t n) {
-        for (int64_t k = 0; k < n; k++, in += W<T>, weights += U * N_ROWS) {
-            V x[VECTORS];
-            FK_UNROLL
-            for (int v = 0; v < VECTORS; v++) x[v] = load(in + v * L);
-            FK_UNROLL
-            for (int u = 0; u < U; u++)
-                FK_UNROLL
-                for (int q = 0; q < N_ROWS; q++) {
-                    V w = every(weights[u * N_ROWS + q]);
-                    FK_UNROLL
-                    for (int v = 0; v < VECTORS; v++)
-                        sums[u * ROWS + rows[q]][v] = fma(w, x[v], sums[u * ROWS + rows[q]][v]);
-                }
-        }
-    }
-
-    template <int VECTORS> void step_forward(const T *x, const T *before, T *after, T *c, T *saved) const {
-        in_parts<UNITS>(H, [&](int64_t u0, auto constant) {
-            constexpr int U = decltype(constant)::value;
-            const T *biases = packed + packed_at(u0), *w_x = biases + U * ROWS, *w_h = w_x + F * U * NX;
-            V sums[U * ROWS][VECTORS];
-            FK_UNROLL
-            for (int i = 0; i < U * ROWS; i++)
-                FK_UNROLL
-                for (int v = 0; v < VECTORS; v++) sums[i][v] = every(biases[i]);
-            add_rows<NX, U, VECTORS>(sums, Cell::X_ROWS, x, w_x, F);
-            if constexpr (NH > 0) add_rows<NH, U, VECTORS>(sums, Cell::H_ROWS, before, w_h, H);
-            FK_UNROLL
-            for (int u = 0; u < U; u++)
-                FK_UNROLL
-                for (int v = 0; v < VECTORS; v++) {
-                    int64_t lane = (u0 + u) * W<T> + v * L;
-                    V a[ROWS], kept[SAVED + 1];
-                    for (int i = 0; i < ROWS; i++) a[i] = sums[u * ROWS + i][v];
-                    Step<T> s;
-                    s.alpha = static_cast<T>(call.alpha);
-                    if (Cell::NEEDS_BEFORE) s.before = load(before + lane);
-                    if (Cell::HAS_C) s.c = load(c + lane);
-                    store(after + lane, Cell::template forward<T>(a, s, kept));
-                    if (Cell::HAS_C) store(c + lane, s.c);
-                    FK_UNROLL
-                    for (int i = 0; i < SAVED; i++) store(saved + ((u0 + u) * SAVED + i) * W<T> + v * L, kept[i]);
-                }
-        });
     }
 
     struct ForwardRoom {
         T *x, *before, *after, *c, *saved, *rows;
-        ForwardRoom(Room &room, int64_t F, int64_t H)
+        T *sums;  // (sums of a unit, H, W)
+        ForwardRoom(Room &room, const Numbers &cell, int64_t F, int64_t H)
             : x(room.take<T>(F * W<T>)),
               before(room.take<T>(H * W<T>)),
               after(room.take<T>(H * W<T>)),
               c(room.take<T>(H * W<T>)),
-              saved(room.take<T>(H * SAVED * W<T>)),
-              rows(room.take<T>((F > H ? F : H) * W<T>)) {}
+              saved(room.take<T>(H * cell.saved * W<T>)),
+              rows(room.take<T>((F > H ? F : H) * W<T>)),
+              sums(room.take<T>(cell.rows * H * W<T>)) {}
     };
 
-    template <int VECTORS> void series_forward(int64_t b0, int live, ForwardRoom room) const {
+    void step_forward(
+        const T *x, const T *before, T *after, T *c, T *saved, const ForwardRoom &own, int vectors) const {
+        const T *from = packed;
+        for (int row = 0; row < cell.rows; row++) {
+            const int64_t n_x = block_of(cell.x_rows, cell.nx, row) < 0 ? 0 : F;
+            const int64_t n_h = block_of(cell.h_rows, cell.nh, row) < 0 ? 0 : H;
+            T *sums = own.sums + row * H * W<T>;
+            vectors == 2 ? sums_of_units<T, 2>(sums, from, x, n_x, before, n_h, H)
+                         : sums_of_units<T, 1>(sums, from, x, n_x, before, n_h, H);
+            from += H * (1 + n_x + n_h);
+        }
+        (this->*units_forward)(before, after, c, saved, own.sums, vectors);
+    }
+
+    void series_forward(int64_t b0, int live, ForwardRoom room) const {
         const bool direct = call.saved && live == W<T>;
-        T *saved = at<T>(call.saved, S * b0 * H * SAVED);
+        T *saved = at<T>(call.saved, S * b0 * H * cell.saved);
         to_lanes(room.before, at<T>(call.h0, b0 * H), H, live, room.rows);
-        if (Cell::HAS_C) to_lanes(room.c, at<T>(call.c0, b0 * H), H, live, room.rows);
+        if (cell.has_c) to_lanes(room.c, at<T>(call.c0, b0 * H), H, live, room.rows);
         for (int64_t t = 0; t < S; t++) {
             to_lanes(room.x, at<T>(call.x, (t * B + b0) * F), F, live, room.rows);
-            step_forward<VECTORS>(room.x, room.before, room.after, room.c, direct ? saved : room.saved);
+            step_forward(room.x, room.before, room.after, room.c, direct ? saved : room.saved, room, live > L ? 2 : 1);
             from_lanes(at<T>(call.y, (t * B + b0) * H), room.after, H, live, room.rows);
-            if (call.saved && !direct) squeeze(saved, room.saved, H * SAVED, live);
-            if (call.saved) saved += H * SAVED * live;
+            if (call.saved && !direct) squeeze(saved, room.saved, H * cell.saved, live);
+            if (call.saved) saved += H * cell.saved * live;
             T *last = room.before;
             room.before = room.after, room.after = last;
         }
         if (call.h) from_lanes(at<T>(call.h, b0 * H), room.before, H, live, room.rows);
-        if (Cell::HAS_C) from_lanes(at<T>(call.c, b0 * H), room.c, H, live, room.rows);
+        if (cell.has_c) from_lanes(at<T>(call.c, b0 * H), room.c, H, live, room.rows);
     }
 
     bool out_of_memory = false;
 
     void group_forward(int64_t group) {
         Room count{nullptr};
-        ForwardRoom(count, F, H);
+        ForwardRoom(count, cell, F, H);
         Room room{static_cast<char *>(fk_scratch(1, count.used))};
         if (!room.start) {
             out_of_memory = true;
             return;
         }
-        ForwardRoom own(room, F, H);
+        ForwardRoom own(room, cell, F, H);
         int64_t end = (group + 1) * GROUP < B ? (group + 1) * GROUP : B;
         for (int64_t b0 = group * GROUP; b0 < end; b0 += W<T>) {
             int live = static_cast<int>(end - b0 < W<T> ? end - b0 : W<T>);
-            live > L ? series_forward<2>(b0, live, own) : series_forward<1>(b0, live, own);
+            series_forward(b0, live, own);
         }
     }
 
     int32_t forward() {
-        packed = static_cast<T *>(fk_scratch(0, packed_at(H) * sizeof(T)));
+        packed = static_cast<T *>(fk_scratch(0, packed_numbers() * sizeof(T)));
         if (!packed) return FK_OUT_OF_MEMORY;
         pack();
         fk_parallel(
@@ -209,30 +204,30 @@ template <class Cell, class T, int ONE = 1> struct Window {
 
     // The gradients of weights are sums of products with rows of inputs, states, and a one for the bias. Where inputs
     // and states add to the same sums of a cell, one row holds both. Rows are filled up to whole vectors.
-    static constexpr bool same_rows() {
-        if (NX != NH) return false;
-        for (int q = 0; q < NX; q++)
-            if (Cell::X_ROWS[q] != Cell::H_ROWS[q]) return false;
+    bool same_rows() const {
+        if (cell.nx != cell.nh) return false;
+        for (int q = 0; q < cell.nx; q++)
+            if (cell.x_rows[q] != cell.h_rows[q]) return false;
         return true;
     }
     static int64_t filled(int64_t n) { return (n + L - 1) / L * L; }
     int64_t x_columns() const { return filled(same_rows() ? F + H + ONE : F + ONE); }
-    int64_t h_columns() const { return same_rows() || NH == 0 ? 0 : filled(H + ONE); }
+    int64_t h_columns() const { return same_rows() || cell.nh == 0 ? 0 : filled(H + ONE); }
     // Behind the gradients of the weights lie those of the sums of all units, if they are those of biases.
-    int64_t weight_numbers() const { return NX * H * x_columns() + NH * H * h_columns(); }
-    int64_t part_numbers() const { return weight_numbers() + (ONE ? 0 : ROWS * filled(H)); }
+    int64_t weight_numbers() const { return cell.nx * H * x_columns() + cell.nh * H * h_columns(); }
+    int64_t part_numbers() const { return weight_numbers() + (ONE ? 0 : cell.rows * filled(H)); }
     bool of_weights() const { return call.dw_x || call.dw_h || call.db_x || call.db_h; }
 
     // A number of parts that depends on the shape alone.
     int64_t n_parts() const {
-        int64_t most = PARTS_BYTES / ((NX * F + NH * H) * H * static_cast<int64_t>(sizeof(T)));
+        int64_t most = PARTS_BYTES / ((cell.nx * F + cell.nh * H) * H * static_cast<int64_t>(sizeof(T)));
         const int64_t enough = n_groups / GROUPS_OF_PART < MAX_PARTS ? n_groups / GROUPS_OF_PART : MAX_PARTS;
         most = most > enough ? enough : most;
         most = most < MIN_PARTS ? MIN_PARTS : most;
         return n_groups < most ? n_groups : most;
     }
     int64_t steps_together() const {
-        int64_t n = STEPS_BYTES / (H * ROWS * GROUP * static_cast<int64_t>(sizeof(T)));
+        int64_t n = STEPS_BYTES / (H * cell.rows * GROUP * static_cast<int64_t>(sizeof(T)));
         n = n > MAX_STEPS ? MAX_STEPS : n < 1 ? 1 : n;
         return n < S ? n : S;
     }
@@ -241,13 +236,13 @@ template <class Cell, class T, int ONE = 1> struct Window {
 
     struct BackwardRoom {
         T *dh, *dc;       // (PARTS_OF_GROUP, H, W)
-        T *d;             // (steps, PARTS_OF_GROUP, H ROWS, W)
+        T *d;             // (steps, PARTS_OF_GROUP, sums of a unit, lanes_apart)
         T *z_x, *z_h;     // (steps, GROUP, columns)
         T *dy, *before, *after, *dx, *c0, *now, *earlier, *rows;
         BackwardRoom(Room &room, const Window &w, int64_t steps)
             : dh(room.take<T>(PARTS_OF_GROUP * w.H * W<T>)),
               dc(room.take<T>(PARTS_OF_GROUP * w.H * W<T>)),
-              d(room.take<T>(steps * PARTS_OF_GROUP * w.H * ROWS * W<T>)),
+              d(room.take<T>(steps * PARTS_OF_GROUP * w.cell.rows * lanes_apart<T>(w.H))),
               z_x(room.take<T>(steps * GROUP * w.x_columns() + L)),
               z_h(room.take<T>(steps * GROUP * w.h_columns() + L)),
               dy(room.take<T>(w.H * W<T>)),
@@ -255,8 +250,8 @@ template <class Cell, class T, int ONE = 1> struct Window {
               after(room.take<T>(w.H * W<T>)),
               dx(room.take<T>(w.F * W<T>)),
               c0(room.take<T>(w.H * W<T>)),
-              now(room.take<T>(w.H * SAVED * W<T>)),
-              earlier(room.take<T>(w.H * SAVED * W<T>)),
+              now(room.take<T>(w.H * w.cell.saved * W<T>)),
+              earlier(room.take<T>(w.H * w.cell.saved * W<T>)),
               rows(room.take<T>((w.F > w.H ? w.F : w.H) * W<T>)) {}
     };
 
@@ -265,64 +260,37 @@ template <class Cell, class T, int ONE = 1> struct Window {
         return t ? at<T>(call.y, ((t - 1) * B + b0) * H) : at<T>(call.h0, b0 * H);
     }
 
-    template <int VECTORS> void units_backward(
-        const T *saved, const T *c_before, int64_t c_apart, const BackwardRoom &r, T *dh, T *dc, T *d) const {
-        for (int64_t u = 0; u < H; u++)
-            FK_UNROLL
-            for (int v = 0; v < VECTORS; v++) {
-                int64_t lane = u * W<T> + v * L;
-                V kept[SAVED + 1], gradients[ROWS];
-                FK_UNROLL
-                for (int i = 0; i < SAVED; i++) kept[i] = load(saved + (u * SAVED + i) * W<T> + v * L);
-                Step<T> s;
-                s.alpha = static_cast<T>(call.alpha);
-                if (Cell::NEEDS_BEFORE) s.before = load(r.before + lane);
-                if (Cell::NEEDS_AFTER) s.after = load(r.after + lane);
-                if (Cell::HAS_C) {
-                    s.c = kept[SAVED - 1];
-                    s.c_before = load(c_before + u * c_apart + v * L);
-                    s.dc = load(dc + lane);
-                }
-                s.dh = load(dh + lane);
-                if (call.dy) s.dh = s.dh + load(r.dy + lane);
-                Cell::template backward<T>(kept, s, gradients);
-                if (Cell::HAS_C) store(dc + lane, s.dc);
-                if (Cell::DIRECT) store(dh + lane, s.direct);
-                FK_UNROLL
-                for (int i = 0; i < ROWS; i++) store(d + (u * ROWS + i) * W<T> + v * L, gradients[i]);
-            }
-    }
-
     // The steps from `first` to before `end`, last one first, of up to W series.
-    template <int VECTORS> void series_backward(
+    void series_backward(
         int64_t b0, int live, int part, int64_t first, int64_t end, BackwardRoom r) const {
         const bool in_place = live == W<T>;
-        const T *all = at<T>(call.saved, S * b0 * H * SAVED);
-        const int64_t step_numbers = H * SAVED * live;
+        const int vectors = live > L ? 2 : 1;
+        const auto back = vectors == 2 ? back_through<T, 2> : back_through<T, 1>;
+        const T *all = at<T>(call.saved, S * b0 * H * cell.saved);
+        const int64_t step_numbers = H * cell.saved * live;
         T *dh = r.dh + part * H * W<T>, *dc = r.dc + part * H * W<T>;
-        if (Cell::HAS_C && first == 0) to_lanes(r.c0, at<T>(call.c0, b0 * H), H, live, r.rows);
-        if (SAVED && !in_place) spread(r.now, all + (end - 1) * step_numbers, H * SAVED, live);
+        if (cell.has_c && first == 0) to_lanes(r.c0, at<T>(call.c0, b0 * H), H, live, r.rows);
+        if (cell.saved && !in_place) spread(r.now, all + (end - 1) * step_numbers, H * cell.saved, live);
         for (int64_t t = end - 1; t >= first; t--) {
             const T *saved = in_place ? all + t * step_numbers : r.now;
             const T *c_before = r.c0;
             int64_t c_apart = W<T>;
-            if (Cell::HAS_C && t) {
-                if (!in_place) spread(r.earlier, all + (t - 1) * step_numbers, H * SAVED, live);
-                c_before = (in_place ? all + (t - 1) * step_numbers : r.earlier) + (SAVED - 1) * W<T>;
-                c_apart = SAVED * W<T>;
-            } else if (SAVED && t > first && !in_place) {
-                spread(r.earlier, all + (t - 1) * step_numbers, H * SAVED, live);
+            if (cell.has_c && t) {
+                if (!in_place) spread(r.earlier, all + (t - 1) * step_numbers, H * cell.saved, live);
+                c_before = (in_place ? all + (t - 1) * step_numbers : r.earlier) + (cell.saved - 1) * W<T>;
+                c_apart = cell.saved * W<T>;
+            } else if (cell.saved && t > first && !in_place) {
+                spread(r.earlier, all + (t - 1) * step_numbers, H * cell.saved, live);
             }
             if (call.dy) to_lanes(r.dy, at<T>(call.dy, (t * B + b0) * H), H, live, r.rows);
-            if (Cell::NEEDS_BEFORE) to_lanes(r.before, rows_before(t, b0), H, live, r.rows);
-            if (Cell::NEEDS_AFTER) to_lanes(r.after, at<T>(call.y, (t * B + b0) * H), H, live, r.rows);
-            T *d = r.d + ((t - first) * PARTS_OF_GROUP + part) * H * ROWS * W<T>;
-            units_backward<VECTORS>(saved, c_before, c_apart, r, dh, dc, d);
-            if constexpr (NH > 0)
-                if (t || call.dh0)
-                    back_through<T, VECTORS, ROWS>(dh, Cell::DIRECT, d, Cell::H_ROWS, at<T>(call.w_h, 0), H, H);
+            if (cell.needs_before) to_lanes(r.before, rows_before(t, b0), H, live, r.rows);
+            if (cell.needs_after) to_lanes(r.after, at<T>(call.y, (t * B + b0) * H), H, live, r.rows);
+            T *d = r.d + ((t - first) * PARTS_OF_GROUP + part) * cell.rows * lanes_apart<T>(H);
+            (this->*units_backward)(saved, c_before, c_apart, r, dh, dc, d, vectors);
+            if (cell.nh && (t || call.dh0))
+                back(dh, cell.direct, d, cell.h_rows, cell.nh, at<T>(call.w_h, 0), H, H);
             if (call.dx) {
-                back_through<T, VECTORS, ROWS>(r.dx, false, d, Cell::X_ROWS, at<T>(call.w_x, 0), H, F);
+                back(r.dx, false, d, cell.x_rows, cell.nx, at<T>(call.w_x, 0), H, F);
                 from_lanes(at<T>(call.dx, (t * B + b0) * F), r.dx, F, live, r.rows);
             }
             T *now = r.now;
@@ -335,22 +303,24 @@ template <class Cell, class T, int ONE = 1> struct Window {
         V one = every(T(0));
         one[0] = 1;
         const T *x_end = at<T>(call.x, S * B * F);
+        const int64_t x_columns = this->x_columns(), h_columns = this->h_columns();
+        const bool same = same_rows();
         for (int64_t t = first; t < end; t++) {
             const T *x = at<T>(call.x, (t * B + b0) * F), *h = rows_before(t, b0);
             const T *h_end = t ? at<T>(call.y, S * B * H) : at<T>(call.h0, B * H);
-            T *to_x = r.z_x + (t - first) * GROUP * x_columns(), *to_h = r.z_h + (t - first) * GROUP * h_columns();
-            for (int b = 0; b < live; b++, to_x += x_columns(), to_h += h_columns()) {
+            T *to_x = r.z_x + (t - first) * GROUP * x_columns, *to_h = r.z_h + (t - first) * GROUP * h_columns;
+            for (int b = 0; b < live; b++, to_x += x_columns, to_h += h_columns) {
                 copy_over(to_x, x + b * F, F, x_end);
-                if (NH == 0) {
+                if (cell.nh == 0) {
                     store(to_x + F, one);
                     continue;
                 }
-                T *states = same_rows() ? to_x + F : to_h;
+                T *states = same ? to_x + F : to_h;
                 if (h)
                     copy_over(states, h + b * H, H, h_end);
                 else
                     memset(states, 0, H * sizeof(T));
-                if (!same_rows()) store(to_x + F, one);
+                if (!same) store(to_x + F, one);
                 store(states + H, one);
             }
         }
@@ -363,27 +333,26 @@ template <class Cell, class T, int ONE = 1> struct Window {
             int n = live - b < W<T> ? live - b : W<T>;
             T *dh = r.dh + b * H;
             to_lanes(dh, at<T>(call.dh, (b0 + b) * H), H, n, r.rows);
-            if (Cell::HAS_C) to_lanes(r.dc + b * H, at<T>(call.dc, (b0 + b) * H), H, n, r.rows);
+            if (cell.has_c) to_lanes(r.dc + b * H, at<T>(call.dc, (b0 + b) * H), H, n, r.rows);
         }
         for (int64_t end = S; end > 0; end -= steps) {
             int64_t first = end > steps ? end - steps : 0;
             for (int b = 0; b < live; b += W<T>) {
                 int n = live - b < W<T> ? live - b : W<T>;
-                n > L ? series_backward<2>(b0 + b, n, b / W<T>, first, end, r)
-                      : series_backward<1>(b0 + b, n, b / W<T>, first, end, r);
+                series_backward(b0 + b, n, b / W<T>, first, end, r);
             }
             if (!of_weights()) continue;
             fill_rows(r, b0, live, first, end);
-            add_outer_products<T, ROWS, PARTS_OF_GROUP>(sums_of_part, r.d, Cell::X_ROWS, r.z_x, H, x_columns(),
-                                                        end - first, live);
-            if constexpr (NH > 0 && !same_rows())
-                add_outer_products<T, ROWS, PARTS_OF_GROUP>(sums_of_part + NX * H * x_columns(), r.d, Cell::H_ROWS,
-                                                            r.z_h, H, h_columns(), end - first, live);
+            add_outer_products<T, PARTS_OF_GROUP>(sums_of_part, r.d, cell.rows, cell.x_rows, cell.nx, r.z_x, H,
+                                                  x_columns(), end - first, live);
+            if (cell.nh && !same_rows())
+                add_outer_products<T, PARTS_OF_GROUP>(sums_of_part + cell.nx * H * x_columns(), r.d, cell.rows,
+                                                      cell.h_rows, cell.nh, r.z_h, H, h_columns(), end - first, live);
         }
         for (int b = 0; b < live; b += W<T>) {
             int n = live - b < W<T> ? live - b : W<T>;
             if (call.dh0) from_lanes(at<T>(call.dh0, (b0 + b) * H), r.dh + b * H, H, n, r.rows);
-            if (Cell::HAS_C && call.dc0)
+            if (cell.has_c && call.dc0)
                 from_lanes(at<T>(call.dc0, (b0 + b) * H), r.dc + b * H, H, n, r.rows);
         }
     }
@@ -421,19 +390,85 @@ template <class Cell, class T, int ONE = 1> struct Window {
     void add_up_parts() const {
         if (!of_weights()) return;
         const int64_t apart = same_rows() ? x_columns() : h_columns();
-        const T *of_states = same_rows() ? sums + F : sums + NX * H * x_columns();
-        add_parts(call.dw_x, NX * H, F, sums, x_columns());
-        add_parts(call.dw_h, NH * H, H, of_states, apart);
+        const T *of_states = same_rows() ? sums + F : sums + cell.nx * H * x_columns();
+        add_parts(call.dw_x, cell.nx * H, F, sums, x_columns());
+        add_parts(call.dw_h, cell.nh * H, H, of_states, apart);
         if constexpr (ONE) {
-            add_parts(call.db_x, NX * H, 1, same_rows() ? of_states + H : sums + F, x_columns());
-            add_parts(call.db_h, Cell::H_BIASES * H, 1, of_states + H, apart);
+            add_parts(call.db_x, cell.nx * H, 1, same_rows() ? of_states + H : sums + F, x_columns());
+            add_parts(call.db_h, cell.h_biases * H, 1, of_states + H, apart);
         } else {
             const T *of_biases = sums + weight_numbers();
-            for (int q = 0; q < NX; q++)
-                add_parts(at<T>(call.db_x, q * H), 1, H, of_biases + Cell::X_ROWS[q] * filled(H), 0);
-            for (int q = 0; q < NH && q < Cell::H_BIASES; q++)
-                add_parts(at<T>(call.db_h, q * H), 1, H, of_biases + Cell::H_ROWS[q] * filled(H), 0);
+            for (int q = 0; q < cell.nx; q++)
+                add_parts(at<T>(call.db_x, q * H), 1, H, of_biases + cell.x_rows[q] * filled(H), 0);
+            for (int q = 0; q < cell.nh && q < cell.h_biases; q++)
+                add_parts(at<T>(call.db_h, q * H), 1, H, of_biases + cell.h_rows[q] * filled(H), 0);
         }
+    }
+
+    // -- what depends on the cell --------------------------------------------------------------------------------
+
+    void (Window::*units_forward)(const T *before, T *after, T *c, T *saved, const T *sums, int vectors) const;
+    void (Window::*units_backward)(
+        const T *saved, const T *c_before, int64_t c_apart, const BackwardRoom &r, T *dh, T *dc, T *d,
+        int vectors) const;
+
+    template <class Cell> void units_forward_of(
+        const T *before, T *after, T *c, T *saved, const T *sums, int vectors) const {
+        constexpr int ROWS = Cell::ROWS, SAVED = Cell::SAVED;
+        const T alpha = static_cast<T>(call.alpha);
+        const int64_t n = H;
+        for (int64_t u = 0; u < n; u++)
+            for (int v = 0; v < vectors; v++) {
+                const int64_t lane = u * W<T> + v * L;
+                V a[ROWS], kept[SAVED + 1];
+                FK_UNROLL
+                for (int i = 0; i < ROWS; i++) a[i] = load(sums + i * n * W<T> + lane);
+                Step<T> s;
+                s.alpha = alpha;
+                if (Cell::NEEDS_BEFORE) s.before = load(before + lane);
+                if (Cell::HAS_C) s.c = load(c + lane);
+                store(after + lane, Cell::template forward<T>(a, s, kept));
+                if (Cell::HAS_C) store(c + lane, s.c);
+                FK_UNROLL
+                for (int i = 0; i < SAVED; i++) store(saved + (u * SAVED + i) * W<T> + v * L, kept[i]);
+            }
+    }
+
+    template <class Cell> void units_backward_of(
+        const T *saved, const T *c_before, int64_t c_apart, const BackwardRoom &r, T *dh, T *dc, T *d,
+        int vectors) const {
+        constexpr int ROWS = Cell::ROWS, SAVED = Cell::SAVED;
+        const T *dy = call.dy ? r.dy : nullptr, *before = r.before, *after = r.after;
+        const T alpha = static_cast<T>(call.alpha);
+        const int64_t n = H, apart = lanes_apart<T>(n);
+        for (int64_t u = 0; u < n; u++)
+            for (int v = 0; v < vectors; v++) {
+                int64_t lane = u * W<T> + v * L;
+                V kept[SAVED + 1], gradients[ROWS];
+                FK_UNROLL
+                for (int i = 0; i < SAVED; i++) {
+                    const T *from = saved + (u * SAVED + i) * W<T> + v * L;
+                    kept[i] = load(from);
+                    // steps are read backwards, which a processor does not foresee
+                    __builtin_prefetch(from - n * SAVED * W<T>);
+                }
+                Step<T> s;
+                s.alpha = alpha;
+                if (Cell::NEEDS_BEFORE) s.before = load(before + lane);
+                if (Cell::NEEDS_AFTER) s.after = load(after + lane);
+                if (Cell::HAS_C) {
+                    s.c = kept[SAVED - 1];
+                    s.c_before = load(c_before + u * c_apart + v * L);
+                    s.dc = load(dc + lane);
+                }
+                s.dh = load(dh + lane);
+                if (dy) s.dh = s.dh + load(dy + lane);
+                Cell::template backward<T>(kept, s, gradients);
+                if (Cell::HAS_C) store(dc + lane, s.dc);
+                if (Cell::DIRECT) store(dh + lane, s.direct);
+                FK_UNROLL
+                for (int i = 0; i < ROWS; i++) store(d + i * apart + lane, gradients[i]);
+            }
     }
 };
 

@@ -1,6 +1,7 @@
-"""Draw ``docs/grid.png`` from ``docs/grid.json``: ``python docs/grid.py``.
+"""Draw ``docs/grid.png``, and ``docs/grid_avx2.png`` of a processor held to AVX2, from
+``docs/grid.json``: ``python docs/grid.py``.
 
-``python benchmarks/bench_grid.py --measured docs/grid.json`` measures anew. The picture has a panel
+``python benchmarks/bench_grid.py --measured docs/grid.json`` measures anew. A picture has a panel
 for each layer and task, over the units and the series; a tile joins the shapes of any features and
 steps that fall into it. It shows the median of their ratios, as colour and number, and the largest
 one below. Colours are centred at 1; a tile whose median is above 1 is hatched, so that it is told
@@ -134,9 +135,12 @@ def sentence(cells):
 
 def main():
     cells = json.loads((HERE / "grid.json").read_text("utf-8"))["cells"]
-    draw(cells, HERE / "grid.png")
-    print(f"![{alt_text(cells)}](../grid.png)\n")
-    print(textwrap.fill(sentence(cells), 120))
+    sets = dict.fromkeys(cell.get("set") for cell in cells)  # the processor's own first
+    for isa, name in zip(sets, ("grid.png", "grid_avx2.png"), strict=False):
+        part = [cell for cell in cells if cell.get("set") == isa]
+        draw(part, HERE / name)
+        print(f"![{alt_text(part)}](../{name})\n")
+        print(textwrap.fill(sentence(part), 120))
 
 
 if __name__ == "__main__":

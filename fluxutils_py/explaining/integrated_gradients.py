@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from sklearn.preprocessing import MaxAbsScaler, MinMaxScaler, RobustScaler, StandardScaler
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
@@ -317,8 +316,6 @@ def check_explanation(e: Explanation) -> None:
 # -- the model, and the inputs that reach it -------------------------------------------------------
 
 REMEDY = "use permutation_importance of sklearn.inspection on samples(x), which needs no gradient"
-# Each feature times a number plus a number: attributions are the same before and after them.
-LINEAR_SCALERS = (SequenceScaler, StandardScaler, MaxAbsScaler, MinMaxScaler, RobustScaler)
 
 
 @dataclass(frozen=True)
@@ -400,11 +397,15 @@ def read_model(est: Any, x: object, lengths: object, starts: object) -> Explaine
     inputs = read_inputs(x, schema, starts=starts, lengths=lengths)
     if all(s.kind == "int" for s in inputs.series):
         raise TypeError(f"integer inputs have no gradient; {REMEDY}")
+    from sklearn.preprocessing import MaxAbsScaler, MinMaxScaler, RobustScaler, StandardScaler
+
+    # Each feature times a number plus a number: attributions are the same before and after them.
+    linear = (SequenceScaler, StandardScaler, MaxAbsScaler, MinMaxScaler, RobustScaler)
     others = [
         type(t).__name__
         for _, t in parts.transformers
         # exactly: a subclass may compute something else
-        if type(t) not in LINEAR_SCALERS or getattr(t, "clip", False)
+        if type(t) not in linear or getattr(t, "clip", False)
     ]
     explained = "inputs"
     if others:

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, clone
-from sklearn.compose import make_column_selector
 from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import check_is_fitted
 
@@ -25,7 +24,6 @@ from fluxutils_py.inputs.inputs import InputLayout
 from fluxutils_py.nn.precision import undisturbed
 from fluxutils_py.parallel import get_communicator
 from fluxutils_py.reporting.named_settings import plain_setting
-from fluxutils_py.saving import old_files
 from fluxutils_py.training.plain_files import read_file, write_file
 from fluxutils_py.transformers import (
     SequenceFeatures,
@@ -63,7 +61,7 @@ class EstimatorPlace:
 # Beside the types that skops trusts: they hold data, and making them runs nothing of the file.
 TRUSTED = (
     *(SequenceFeatures, SequenceImputer, SequenceScaler, WinsorScaler, InputLayout),
-    *(EstimatorPlace, make_column_selector, np.dtype, object),
+    *(EstimatorPlace, np.dtype, object),
 )
 
 
@@ -196,6 +194,8 @@ def load(path: object, *, trusted: Sequence[str | type] = (), **arguments: Any) 
 
     with persistence.errors_unless_given(arguments, path):
         if content["format"] == 1:
+            from fluxutils_py.saving import old_files  # only now, as below
+
             made = old_files.read_object(content["object"], build)
         elif content["format"] == FORMAT:
             for described in content["estimators"]:
@@ -312,11 +312,14 @@ def _read_skops(data: bytes, estimators: list[Estimator], trusted: Sequence[str 
     """Return the object of which skops has written these bytes, with its estimators in place."""
     skops = require_package("skops.io", "save", "to load anything but an estimator")
     errors = require_package("skops.io.exceptions", "save", "to load anything but an estimator")
+    # only now: it takes a tenth of a second
+    from sklearn.compose import make_column_selector
+
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             if sum(part.file_size for part in archive.infolist()) > len(data):
                 raise LoadError("its parts are larger than the file")
-        made = skops.loads(data, trusted=[*TRUSTED, *trusted])
+        made = skops.loads(data, trusted=[*TRUSTED, make_column_selector, *trusted])
         places = {id(place): place for place in _parts_of(made, EstimatorPlace)}
         filled = {
             key: estimators[place.number] if place.is_fitted else clone(estimators[place.number])

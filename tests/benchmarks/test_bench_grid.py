@@ -60,11 +60,21 @@ def test_program_measures_each_task_of_each_shape(grid, monkeypatch, tmp_path, c
     shapes = [grid.Shape("LSTM", 3, 9, 2, 4), grid.Shape("GRU", 1, 8, 1, 1)]
     monkeypatch.setattr(grid, "sample", lambda n: shapes)
     monkeypatch.setattr(grid, "LEAST_TURN", 0.0)
+    monkeypatch.setattr(grid, "instructions", lambda: "avx512")
+    held = []
+
+    def held_to_avx2(args):
+        held.append(args.rounds)
+        return [cell(2.0, "GRU", "predict") | {"set": "avx2"}]
+
+    monkeypatch.setattr(grid, "held_to_avx2", held_to_avx2)
     found = tmp_path / "grid.json"
     monkeypatch.setattr(sys, "argv", ["bench_grid.py", "--rounds", "1", "--measured", str(found)])
     grid.main()
     cells = json.loads(found.read_text())["cells"]
-    places = [(c["layer"], c["task"], c["F"], c["H"], c["B"], c["S"]) for c in cells]
+    assert held == [1]
+    assert [c["set"] for c in cells] == [*["avx512"] * 4, "avx2"]
+    places = [(c["layer"], c["task"], c["F"], c["H"], c["B"], c["S"]) for c in cells[:4]]
     assert places == [
         ("LSTM", "train", 3, 9, 2, 4),
         ("LSTM", "predict", 3, 9, 2, 4),
@@ -72,7 +82,9 @@ def test_program_measures_each_task_of_each_shape(grid, monkeypatch, tmp_path, c
         ("GRU", "predict", 1, 8, 1, 1),
     ]
     assert all(c[name] > 0 for c in cells for name in ("ratio", "control", "microseconds"))
-    assert "| GRU | predict | 1 |" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "| GRU | predict | 1 |" in out
+    assert "**avx2: the 12 largest ratios**" in out
 
 
 @pytest.mark.slow

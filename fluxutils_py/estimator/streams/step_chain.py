@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from sklearn.preprocessing import StandardScaler
 
 from fluxutils_py.inputs.moments import Affine, FeatureModule
 from fluxutils_py.inputs.target_codec import TargetCodec
@@ -33,6 +32,8 @@ def scaler_of(transformer: object) -> Scaler | None:
     ----------
     transformer : the module of a fitted transformer, or one of scikit-learn's
     """
+    from sklearn.preprocessing import StandardScaler  # only now: it takes a twentieth of a second
+
     kind = type(transformer)  # exactly: a subclass may compute something else
     function: Any = transformer
     if kind is Affine and not function.inverse:
