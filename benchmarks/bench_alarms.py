@@ -122,7 +122,9 @@ def of_stream(data: Labelled, ends: Sequence[float], cell: str) -> np.ndarray:
     alarms = np.zeros(n)
     cuts = [int(end * n) for end in ends] + [n]
     for cut, stop in itertools.pairwise(cuts):
-        est = SequenceRegressor(cell=cell, level=90, scale_target=False, random_state=0, verbose=False)
+        est = SequenceRegressor(
+            cell=cell, level=90, scale_target=False, random_state=0, verbose=False
+        )
         est.fit(x[:, :, : cut - 1], v[None, None, 1:cut])
         _, state = est.predict(x[:, :, : cut - 1], return_state=True)
         live = est.stream(1, state, alarm=True)

@@ -69,7 +69,9 @@ def drift() -> list[str]:
     x = rng.normal(size=(1, 2, n))
     amount = np.clip((np.arange(n) - fitted) / 2000, 0, None)
     y = x * (1 + amount) + 2 * amount + 0.3 * (1 + 2 * amount) * rng.normal(size=x.shape)
-    est = SequenceRegressor(cell="linear", level=100 * LEVEL).fit(x[:, :, :fitted], y[:, :, :fitted])
+    est = SequenceRegressor(cell="linear", level=100 * LEVEL).fit(
+        x[:, :, :fitted], y[:, :, :fitted]
+    )
     return watch(est, x[:, :, fitted:], y[:, :, fitted:], 0, 0)
 
 

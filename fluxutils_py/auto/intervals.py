@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -60,8 +61,8 @@ def calibrate(model: WithIntervals, held: HeldOut, *, in_time: bool) -> Calibrat
     levels = model.levels
     found = held.collect(model, partial(_errors_and_distances, n_outputs=n))
     error = found[:n]  # (G, M, S)
-    scale = held.codec.scale
-    in_units = error if scale is None else error * scale.scale[:, None, None]
+    scale: Any = held.codec.scale
+    in_units = error * scale.scale[:, None, None]
     of_every_series = error.shape[1] == held.windows.x[0].N
     plain = Calibration.of(in_units, of_every_series)
     # of both sides, and of all steps in the mean
@@ -76,13 +77,11 @@ def calibrate(model: WithIntervals, held: HeldOut, *, in_time: bool) -> Calibrat
     def score(share: float) -> float:
         """Return the mean interval score of Gneiting & Raftery (2007)."""
         total = 0.0
-        scores = np.abs(error) / distances(share)
-        mean_width = typical.sum(1)
-        for k, level in enumerate(levels):
-            factor = np.nanquantile(scores[k], level / 100, axis=(1, 2))
-            outside = distances(share)[k] * np.maximum(scores[k] - factor[:, None, None], 0)
-            penalty = 2 / (1 - level / 100) * np.nanmean(outside, (1, 2))
-            total += float((factor * mean_width[k] + penalty).mean())
+        for level, distance, width in zip(levels, distances(share), typical.sum(1), strict=True):
+            scores = np.abs(error) / distance
+            factor = np.nanquantile(scores, level / 100, axis=(1, 2), keepdims=True)
+            outside = np.nanmean(distance * np.maximum(scores - factor, 0), (1, 2))
+            total += np.mean(factor[:, 0, 0] * width + outside * 2 / (1 - level / 100))
         return total
 
     share = min(SHARES, key=score)

@@ -51,10 +51,10 @@ from fluxutils_py.nn import (
 from fluxutils_py.nn.closed_form_model import kernel_model, lag_model
 from fluxutils_py.nn.ready_made import (
     MEANS,
+    WithIntervals,
     linear_plus_network,
     mean_model,
     plain_network,
-    with_intervals,
 )
 from fluxutils_py.training.make_optimizer import adamw
 from fluxutils_py.validation import check_integer, check_positive
@@ -302,7 +302,7 @@ class _SequenceEstimator(Estimator):
         return Settings.from_estimator(
             self,
             spec=self._spec(dataclasses.replace(choice, max_updates=INTERVAL_UPDATES)),
-            model=partial(with_intervals, center=center, levels=levels),
+            model=partial(WithIntervals, center=center, levels=levels),
             loss=loss_of_levels(levels),
             opt=partial(adamw, lr=BESIDE_LINEAR["lr"], weight_decay=WEIGHT_DECAY),
             scaling="strong",
@@ -512,18 +512,14 @@ class SequenceRegressor(_SequenceEstimator, EstimatorRegressor):
         if ends is None:
             width = _calibration_of(self, level)
             predicted = self.predict(x, lengths=lengths, starts=starts)
-            if isinstance(predicted, list):  # of series (G, T_i)
-                low = [_moved(p[:, None], -width)[:, 0] for p in predicted]
-                return predicted, low, [_moved(p[:, None], width)[:, 0] for p in predicted]
             return predicted, _moved(predicted, -width), _moved(predicted, width)
         levels = ends.model_.levels
         if level not in levels:
             raise SpecError(f"level={level:g}: the intervals of this fit are of {levels} per cent")
         first = 1 + 2 * levels.index(level)
-        both = ends.predict(x, lengths=lengths, starts=starts)
-        is_vector = self.fitted_parts_.codec.ndim == 1
-        n = 1 + 2 * len(levels)
-        return tuple(_group(both, k, n, is_vector) for k in (0, first, first + 1))
+        outputs = ends.predict(x, lengths=lengths, starts=starts)
+        form = (1 + 2 * len(levels), self.fitted_parts_.codec.ndim == 1)
+        return tuple(_group(outputs, k, *form) for k in (0, first, first + 1))
 
     @property
     def interval_estimator_(self) -> Any:
@@ -626,10 +622,7 @@ class SequenceClassifier(_SequenceEstimator, EstimatorClassifier):
         """
         (error,) = _calibration_of(self, self._level(level))
         likely = self.predict_proba(x, lengths=lengths, starts=starts)
-        n_classes = len(self.classes_)
-        if isinstance(likely, list):
-            return [_sets(p[:, None], float(error), n_classes)[:, 0] for p in likely]
-        return _sets(likely, float(error), n_classes)
+        return _sets(likely, float(error), len(self.classes_))
 
 
 def _calibration_of(est: _SequenceEstimator, level: float) -> np.ndarray:
@@ -651,6 +644,8 @@ def _group(outputs: Any, k: int, n_groups: int, is_vector: bool) -> Any:
 
 def _moved(predicted: Any, distance: np.ndarray) -> Any:
     """Return predictions of any form with a number per output added, in their type."""
+    if isinstance(predicted, list):  # of series (G, T_i)
+        return [_moved(p[:, None], distance)[:, 0] for p in predicted]
     if predicted.ndim == 3:
         moved = predicted + distance[:, None, None]
     else:  # columns of a matrix are outputs, each for one or more steps or series
@@ -659,8 +654,10 @@ def _moved(predicted: Any, distance: np.ndarray) -> Any:
     return moved.astype(predicted.dtype)
 
 
-def _sets(likely: np.ndarray, error: float, n_classes: int) -> np.ndarray:
+def _sets(likely: Any, error: float, n_classes: int) -> Any:
     """Return which probabilities, of any form, belong into sets."""
+    if isinstance(likely, list):
+        return [_sets(p[:, None], error, n_classes)[:, 0] for p in likely]
     axis = 0 if likely.ndim == 3 else 1
     by_class = likely
     if axis == 1:  # columns are classes, each for one or more steps or series

@@ -34,6 +34,7 @@ from fluxutils_py.estimator.spec import Settings
 from fluxutils_py.estimator.streams.conformal import read_levels
 from fluxutils_py.inputs.inputs import Inputs
 from fluxutils_py.nn.closed_form_model import ClosedFormModel, closed_form_parts, is_closed_form
+from fluxutils_py.nn.copying import deep_copy
 from fluxutils_py.nn.model_windows import takes_gaps
 from fluxutils_py.nn.ready_made import LinearPlusNetwork, WithIntervals
 from fluxutils_py.nn.states import reset
@@ -409,18 +410,18 @@ def _add_intervals(
     est: Any = begun.est
     levels = read_levels(est.level)
     intervals: Any = None
-    of_part = loop.model
     if held_out.codec.scale is not None and not held_out.codec.per_series:
-        settings = est.interval_settings(held_out.settings.choice, of_part, levels)
+        center = deep_copy(loop.model).requires_grad_(False)
+        settings = est.interval_settings(held_out.settings.choice, center, levels)
         held_out, of_intervals = fit_of_part(begun, settings, split, None, [loop])
-        intervals = of_part = of_intervals.model
+        intervals = of_intervals.model
     assert held_out.validation is not None
     whole = held_out.inputs.segments()
     if begun.data.validation_data is not None:
         whole = held_out.validation.segments
     held = HeldOut(held_out.validation, whole, held_out.codec, held_out.spec)
     if intervals is None:
-        calibration = held.calibration(of_part)
+        calibration = held.calibration(loop.model)
     else:
         in_time = split is None or bool(split.training.length.all())
         calibration = calibrate(intervals, held, in_time=in_time)

@@ -485,20 +485,7 @@ class SequenceWindows:
             return v
         bad = nonfinite if live is None else nonfinite & live
         if bad.any():
-            t, b, f = (int(i) for i in np.argwhere(bad)[0])
-            where = f"series {rows.series[b]}, step {rows.start[b] + start + t}"
-            if np.isnan(v[t, b]).all() and s.F > 1:
-                raise DataError(
-                    f"{s.name} is nan in all features at {where}, which has a target: make that "
-                    "NaN too, give it a weight of 0, or fill in the input, as SequenceImputer does"
-                )
-            name = f if s.feature_names is None else repr(s.feature_names[f])
-            raise DataError(
-                f"{s.name} is {v[t, b, f]} at feature {name}, {where}; fill it in, as "
-                "SequenceImputer does, or leave the step out: NaN in all features is no input, NaN "
-                "in the target or a weight of 0 no loss, and series of unequal lengths are a list "
-                "of (F, T_i), or have lengths="
-            )
+            raise _error_of(s, v, rows, start, bad)
         if live is None or live.shape[2] == 1:
             nonfinite = nonfinite.any(-1, keepdims=True)  # the whole step, not single features
         return np.where(nonfinite, v.dtype.type(np.nan if filling is None else filling), v)
@@ -551,3 +538,23 @@ def _all_finite(a: np.ndarray) -> bool:
     with np.errstate(over="ignore", invalid="ignore"):
         total = a.sum(dtype=np.float32 if a.dtype == np.float16 else None)
     return bool(np.isfinite(total)) or bool(np.isfinite(a).all())
+
+
+def _error_of(
+    s: SeriesArray, v: np.ndarray, rows: Segments, start: int, bad: np.ndarray
+) -> DataError:
+    """Return the error for the first bad value of a window (S, B, F)."""
+    t, b, f = (int(i) for i in np.argwhere(bad)[0])
+    where = f"series {rows.series[b]}, step {rows.start[b] + start + t}"
+    if s.F > 1 and np.isnan(v[t, b]).all():
+        return DataError(
+            f"{s.name} is nan in all features at {where}, which has a target: make that NaN too, "
+            "give it a weight of 0, or fill in the input, as SequenceImputer does"
+        )
+    name = f if s.feature_names is None else repr(s.feature_names[f])
+    return DataError(
+        f"{s.name} is {v[t, b, f]} at feature {name}, {where}; fill it in, as SequenceImputer "
+        "does, or leave the step out: NaN in all features is no input, NaN in the target or a "
+        "weight of 0 no loss, and series of unequal lengths are a list of (F, T_i), or have "
+        "lengths="
+    )

@@ -137,6 +137,11 @@ class FittedParts:
     longest: int = 1
     intervals: WithIntervals | None = None
 
+    @property
+    def interval_parameters(self) -> dict[str, Tensor] | None:
+        """What a file holds of the network of intervals."""
+        return None if self.intervals is None else self.intervals.own_parameters()
+
 
 class BaseSeriesEstimator(BaseEstimator):
     """What the functions behind an estimator's methods need of it: settings, and what fit sets."""
@@ -173,11 +178,9 @@ def estimator_of_intervals(est: Any) -> Any:
     twin.model_ = model
     n_copies = 1 + 2 * len(model.levels)
     twin.n_outputs_ = n_copies * model.n_out
-    scale = parts.codec.scale
-    if scale is not None:
-        mean, deviation = (np.tile(a, n_copies) for a in (scale.mean, scale.scale))
-        scale = replace(scale, mean=mean, scale=deviation)
-    codec = replace(parts.codec, scale=scale)
+    scale: Any = parts.codec.scale
+    of_all = {name: np.tile(getattr(scale, name), n_copies) for name in ("mean", "scale")}
+    codec = replace(parts.codec, scale=replace(scale, **of_all))
     twin.fitted_parts_ = replace(parts, codec=codec, calibration=None, intervals=None)
     return twin
 

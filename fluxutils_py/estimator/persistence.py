@@ -109,7 +109,7 @@ def estimator_content(est: BaseEstimator) -> dict[str, Any]:
         "data": parts.data,
         # None is no dataclass, and stays
         "calibration": dataclass_to_plain(parts.calibration),
-        "intervals": _interval_parameters(parts),
+        "intervals": parts.interval_parameters,
         "grad": est.grad_,
         "generator": parts.rng.bit_generator.state,
     }
@@ -229,8 +229,8 @@ def _fitted_attributes(content: dict[str, Any], path: object) -> dict[str, Any]:
     if _is_flat(content["settings"]):
         chosen = _choice_of_flat(chosen, content["settings"])
     if chosen is not None:
-        since_then = {"tried": (), "n_symbols": 0, "has_gaps": False}
-        chosen = dataclass_from_plain(FitChoice, {**since_then, **chosen})
+        # files of 0.2.0 lack some
+        chosen = dataclass_from_plain(FitChoice, {**asdict(FitChoice("")), **chosen})
     data = {str(name): str(text) for name, text in content["data"].items()}
     longest = int(content["longest"])
     errors = content["calibration"]
@@ -419,10 +419,6 @@ def errors_unless_given(
     and is shown as it is.
     """
     return contextlib.nullcontext() if arguments else load_errors(path)
-
-
-def _interval_parameters(parts: FittedParts) -> dict[str, Tensor] | None:
-    return None if parts.intervals is None else parts.intervals.own_parameters()
 
 
 def _restore_intervals(est: Any, parameters: dict[str, Tensor] | None) -> None:

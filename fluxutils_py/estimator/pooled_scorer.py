@@ -84,8 +84,9 @@ def pooled_scorer(
     (G, N, T) the two agree. All other metrics get the values of all features in one vector.
     Metrics that need probabilities, such as ``"neg_log_loss"`` and ``"neg_brier_score"``, cannot be
     scored for two classes per step of several series, of which scikit-learn takes one column, nor
-    for lists of series with labels per step. Those of labels or of ``decision_function`` can: ``"f1"``, ``"recall"``,
-    ``"roc_auc"``, ``"average_precision"``. Labels per series have no such limit.
+    for lists of series with labels per step. Those of labels or of ``decision_function`` can:
+    ``"f1"``, ``"recall"``, ``"roc_auc"``, ``"average_precision"``. Labels per series have no such
+    limit.
 
     An :class:`Estimator` for several labels returns their log-odds, or their probabilities if its
     model ends in a sigmoid. ``"roc_auc"`` and ``"average_precision"`` take both, since they only

@@ -14,7 +14,6 @@ from fluxutils_py.nn.closed_form_model import (
     closed_form_parts,
     lag_model,
 )
-from fluxutils_py.nn.copying import deep_copy
 from fluxutils_py.nn.layers import GaussianNoise
 from fluxutils_py.nn.recurrent import LSTM
 from fluxutils_py.nn.time_features import ExponentialMeans
@@ -256,14 +255,6 @@ def linear_plus_network(
     """Make the sum of a linear model of lags and of a network; see :class:`LinearPlusNetwork`."""
     linear = lag_model(n_in, n_out, n_lags, has_statistics, fills_gaps)
     return LinearPlusNetwork(linear, **network)  # type: ignore[arg-type]  # as its arguments
-
-
-def with_intervals(
-    n_in: int, n_out: int, *, center: nn.Module, levels: Sequence[float]
-) -> WithIntervals:
-    """Make a network of intervals around a copy of a model; see :class:`WithIntervals`."""
-    copied = deep_copy(center).requires_grad_(False)
-    return WithIntervals(n_in, n_out, levels=levels, center=copied)
 
 
 def mean_model(

@@ -216,7 +216,7 @@ def test_where_all_widths_are_equal_there_is_no_estimator_of_intervals(settings)
         ("80", "in per cent, such as 80"),
         ([80, -1], "in per cent, such as 80"),
         (True, "in per cent, such as 80"),
-        ([], "empty list"),
+        ([], r"in per cent, such as 80 .* got \[\]"),
     ],
 )
 def test_what_is_no_level(level, message):

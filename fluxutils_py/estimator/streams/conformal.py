@@ -49,14 +49,12 @@ def read_levels(level: object) -> tuple[float, ...]:
         Unless it is a number between 0 and 100, or several.
     """
     given: list[Any] = list(level) if isinstance(level, Sequence | np.ndarray) else [level]
-    for value in given:
+    for value in given or [None]:
         is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
         if not is_number or not 0 < value < 100:
             raise SpecError(f"level is in per cent, such as 80 or [80, 95]; got {level!r}")
         if value < 1:
             raise SpecError(f"level is in per cent: give {100 * value:g} for {value:g}")
-    if not given:
-        raise SpecError("level is an empty list: give 80, [80, 95], or None")
     return tuple(sorted({float(value) for value in given}))
 
 

@@ -551,8 +551,8 @@ def _without_gaps(
     keeps NaN, also in single features.
     """
     floats = [a for a in arrays if a.dtype.kind == "f"]
-    is_bad = np.isinf if gap_value is None else lambda a: ~np.isfinite(a)
-    not_finite = [is_bad(a) for a in arrays]  # integers are all finite
+    # integers are all finite
+    not_finite = [np.isinf(a) if gap_value is None else ~np.isfinite(a) for a in arrays]
     # integers cannot be NaN: of several inputs, one without any number makes the gap
     gap = np.logical_or.reduce([np.isnan(a).all(0) for a in floats])
     for a, where in zip(arrays, not_finite, strict=True):
