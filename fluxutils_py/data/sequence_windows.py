@@ -545,16 +545,12 @@ def _error_of(
 ) -> DataError:
     """Return the error for the first bad value of a window (S, B, F)."""
     t, b, f = (int(i) for i in np.argwhere(bad)[0])
-    where = f"series {rows.series[b]}, step {rows.start[b] + start + t}"
+    what = f"{v[t, b, f]} at feature {f if s.feature_names is None else repr(s.feature_names[f])},"
     if s.F > 1 and np.isnan(v[t, b]).all():
-        return DataError(
-            f"{s.name} is nan in all features at {where}, which has a target: make that NaN too, "
-            "give it a weight of 0, or fill in the input, as SequenceImputer does"
-        )
-    name = f if s.feature_names is None else repr(s.feature_names[f])
+        what = "nan in all features at"
     return DataError(
-        f"{s.name} is {v[t, b, f]} at feature {name}, {where}; fill it in, as SequenceImputer "
-        "does, or leave the step out: NaN in all features is no input, NaN in the target or a "
-        "weight of 0 no loss, and series of unequal lengths are a list of (F, T_i), or have "
-        "lengths="
+        f"{s.name} is {what} series {rows.series[b]}, step {rows.start[b] + start + t}; fill it "
+        "in, as SequenceImputer does, or leave the step out: NaN in all features is no input, NaN "
+        "in the target or a weight of 0 no loss, and series of unequal lengths are a list of (F, "
+        "T_i), or have lengths="
     )
