@@ -75,6 +75,8 @@ FITTED = (
 @undisturbed()
 def save_estimator(est: BaseEstimator, path: object) -> None:
     """Save a fitted estimator; see ``Estimator.save``."""
+    if isinstance(est.model_, WithIntervals):
+        raise TypeError("interval_estimator_ is part of an estimator: save that one")
     write_file(path, estimator_content(est))
 
 
@@ -424,15 +426,12 @@ def errors_unless_given(
 def _restore_intervals(est: Any, parameters: dict[str, Tensor] | None) -> None:
     if parameters is None:
         return
-    levels = read_levels(est.level)
-    first = next(est.model_.parameters())
     intervals = WithIntervals(
-        est.n_features_in_, est.n_outputs_, levels=levels, center=est.model_
-    ).to(first.device, first.dtype)
-    whole = intervals.state_dict()
+        est.n_features_in_, est.n_outputs_, levels=read_levels(est.level), center=est.model_
+    ).to(next(est.model_.parameters()))
     if parameters.keys() != intervals.own_parameters().keys():
         raise LoadError(f"the file is damaged (parameters of intervals: {sorted(parameters)})")
-    intervals.load_state_dict({**whole, **parameters})
+    intervals.load_state_dict({**intervals.state_dict(), **parameters})
     est.fitted_parts_ = replace(est.fitted_parts_, intervals=intervals.eval())
 
 

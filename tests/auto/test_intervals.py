@@ -135,6 +135,8 @@ def test_files_copies_and_pickles_have_the_same_ends(est, tmp_path):
         for a, b in zip(twin.predict_interval(x, level=95), expected, strict=True):
             assert np.array_equal(a, b)
         assert twin.interval_estimator_.model_.center is twin.model_
+    with pytest.raises(TypeError, match="save that one"):
+        est.interval_estimator_.save(tmp_path / "ends")
     again = LagRegressor.load(tmp_path / "est").fit(*data(seed=4))
     assert again.predict_interval(x, level=80)[0].shape == expected[0].shape
 
