@@ -674,6 +674,7 @@ def test_flipped_bytes_never_give_anything_but_a_load_error(saved, tmp_path):
 
 MAY_BE_NONE = (
     *("model", "loss", "opt", "spec", "optimizer", "scheduler", "choice", "calibration"),
+    "intervals",
 )
 
 
@@ -694,7 +695,9 @@ def test_any_part_of_the_wrong_kind_is_a_load_error(how, saved, tmp_path):
         write(tmp_path / "est", **wrong)
         if how == "None" and part in MAY_BE_NONE:
             continue  # which there may be
-        if how == "gone" and part in ("choice", "data", "calibration", "longest", "keywords"):
+        if how == "gone" and part in (
+            *("choice", "data", "calibration", "intervals", "longest", "keywords"),
+        ):
             continue  # earlier files have none
         if (how != "gone" and part == "model_name") or (
             how == "dict" and part in ("settings", "code", "keywords", "scheduler", "data")
