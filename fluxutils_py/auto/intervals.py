@@ -92,8 +92,8 @@ def calibrate(model: WithIntervals, held: HeldOut, *, in_time: bool) -> Calibrat
         [conformal_quantile(of_output, level / 100) for of_output in of_level]
         for of_level, level in zip(relative, levels, strict=True)
     ]
-    # an interval of a higher level holds those of the lower ones
-    factors = np.maximum.accumulate(np.array(factor), 0)
+    # an interval of a higher level holds those of the lower ones; not 0 where all errors are
+    factors = np.maximum(np.maximum.accumulate(factor, 0), 1e-9)
     if not np.isfinite(factors).all():
         return plain
     of_ends = [np.repeat(factors[:, None], 2, 1), typical]

@@ -194,6 +194,23 @@ def test_a_stream_holds_its_share_where_the_noise_doubles():
     assert abs(np.mean(inside[1050:]) - 0.8) < 0.04
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_outputs_that_are_constant_have_narrow_intervals(dtype):
+    x, y = (a.astype(dtype) for a in data(3, 120))
+    y[1] = 5
+    est = LagRegressor(n_lags=1, level=80, random_state=0).fit(x, y)
+    _, low, high = est.predict_interval(x)
+    np.testing.assert_allclose(low[1], 5, rtol=1e-5)
+    np.testing.assert_allclose(high[1], 5, rtol=1e-5)
+    assert 0.6 < ((low <= y) & (y <= high))[0].mean() < 0.95
+    live = est.stream(3, interval=0.8)
+    for t in range(120):
+        _, low, high = live.step(x[:, :, t])
+        live.observe(y[:, :, t])
+    assert np.isfinite([low, high]).all()
+    np.testing.assert_allclose([low[1], high[1]], 5, rtol=1e-3)
+
+
 @pytest.mark.parametrize("settings", [{"scale_target": False}, {"level": 99.5}])
 def test_where_all_widths_are_equal_there_is_no_estimator_of_intervals(settings):
     x, y = data(3, 40)

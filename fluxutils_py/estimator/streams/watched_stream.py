@@ -452,7 +452,8 @@ class WatchedStream:
         if self._interval is not None and ends is not None:
             below, above, down, up = ends
             residual = y_true - prediction
-            residual /= np.where(residual > 0, up, down)
+            # rounding may leave no distance
+            residual /= np.maximum(np.where(residual > 0, up, down), 1e-30)
             self._interval.observe(residual, below, above, delay=len(self._pending))
         if self._residuals is not None:
             self._residuals.observe(y_true - prediction)
