@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import _C, Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils._device import DeviceContext
 
 # Getters of C rather than functions: threads read them for each buffer of each step.
@@ -23,6 +24,12 @@ version_of: Callable[[Tensor], int] = attrgetter("_version")
 call_hooks_of: Callable[[nn.Module], tuple[Any, Any]] = attrgetter(
     "_forward_pre_hooks", "_forward_hooks"
 )
+# The user's functions around a step of an optimizer.
+step_hooks_of: Callable[[Optimizer], tuple[Any, Any]] = attrgetter(
+    "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
+)
+# The tensor that a tensor is a view of, or None.
+base_of: Callable[[Tensor], Tensor | None] = attrgetter("_base")
 # The arguments of an operation, each with a ``name``.
 arguments_of: Callable[[Any], Any] = attrgetter("_schema.arguments")
 
@@ -53,6 +60,75 @@ def note_optimizer_call(optimizer: Optimizer) -> None:
     Else the schedulers of torch warn that they were called first.
     """
     optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers set it
+
+
+@torch.no_grad()
+def step_fused_adamw(optimizer: Optimizer) -> bool:
+    """Step torch's fused AdamW by its kernel alone: around it, ``optimizer.step()`` takes ten times
+    as long where the model is small.
+
+    Returns False, and does nothing, unless all is as usual: one group of parameters of one type on
+    the CPU, all with dense gradients; ``step`` has run before, and nothing else waits for its call.
+    """
+    if not _is_plain_adamw(optimizer):
+        return False
+    group = optimizer.param_groups[0]
+    params = group["params"]
+    grads = [p.grad for p in params]
+    states = [optimizer.state.get(p) for p in params]
+    if not all(states) or any(_is_unusual(g, params[0].dtype) for g in grads):
+        return False
+    beta1, beta2 = group["betas"]
+    torch._fused_adamw_(
+        params,
+        grads,
+        [state["exp_avg"] for state in states],
+        [state["exp_avg_sq"] for state in states],
+        [],
+        _count_steps(states),
+        lr=group["lr"],
+        beta1=beta1,
+        beta2=beta2,
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
+        amsgrad=False,
+        maximize=group["maximize"],
+    )
+    note_optimizer_call(optimizer)
+    return True
+
+
+def _is_plain_adamw(optimizer: Optimizer) -> bool:
+    """Return whether a step is what torch's fused AdamW does, and has no hooks; the function by
+    which torch's schedulers note the call may be in its place.
+    """
+    group, *others = optimizer.param_groups
+    return (
+        type(optimizer) is torch.optim.AdamW
+        and group["fused"]
+        and not (group["amsgrad"] or others)
+        and not any(step_hooks_of(optimizer))
+        and not (_global_optimizer_pre_hooks or _global_optimizer_post_hooks)
+        and getattr(optimizer.step, "_wrapped_by_lr_sched", "step" not in vars(optimizer))
+    )
+
+
+def _is_unusual(grad: Tensor | None, dtype: torch.dtype) -> bool:
+    return grad is None or grad.dtype is not dtype or not grad.is_cpu or grad.is_sparse
+
+
+def _count_steps(states: list[Any]) -> list[Tensor]:
+    """Count one more step of each parameter; one operation does, as they are views of one tensor,
+    which they become here.
+    """
+    steps = [state["step"] for state in states]
+    count = base_of(steps[0])
+    if count is None or len(count) != len(steps) or any(base_of(n) is not count for n in steps):
+        count = torch.stack(steps)
+        for k, state in enumerate(states):
+            state["step"] = count[k]
+    count += 1
+    return [state["step"] for state in states]
 
 
 # Whether there is autocast on any kind of device in this thread.

@@ -2,6 +2,8 @@
 to work. That no other file reads private names is tested in test_architecture.py.
 """
 
+from copy import deepcopy
+
 import numpy as np
 import pytest
 import torch
@@ -62,6 +64,82 @@ def test_a_scheduler_does_not_warn_of_an_optimizer_that_counts_as_called():
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     torch_private.note_optimizer_call(optimizer)
     scheduler.step()  # warnings are errors
+
+
+def adamw_twins(**settings):
+    """Two models with equal weights, and an optimizer for each."""
+    models = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 2)).to(settings.get("dtype"))
+        models.append(model)
+    settings = {name: value for name, value in settings.items() if name != "dtype"}
+    given = {"lr": 0.1, "fused": True, **settings}
+    return models, [torch.optim.AdamW(m.parameters(), **deepcopy(given)) for m in models]
+
+
+def set_gradients(models, k):
+    torch.manual_seed(k)
+    for p, q in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        p.grad = torch.randn_like(p)
+        q.grad = p.grad.clone()
+
+
+def assert_same_fit(models, optimizers):
+    for p, q in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(p, q)
+        of_p, of_q = optimizers[0].state[p], optimizers[1].state[q]
+        assert of_p.keys() == of_q.keys()
+        assert all(torch.equal(of_p[name], of_q[name]) for name in of_p)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"dtype": torch.float64, "weight_decay": 0.3, "betas": (0.5, 0.7), "eps": 0.1},
+        {"lr": torch.tensor(0.03), "maximize": True},
+    ],
+)
+def test_the_kernel_of_adamw_steps_as_its_optimizer_does(settings):
+    models, (optimizer, expected) = adamw_twins(**settings)
+    schedulers = [torch.optim.lr_scheduler.StepLR(opt, 2) for opt in (optimizer, expected)]
+    for k in range(7):
+        set_gradients(models, k)
+        stepped = torch_private.step_fused_adamw(optimizer)
+        assert stepped == (k not in (0, 4))  # the first makes the state; the fifth is of torch
+        if not stepped:
+            optimizer.step()
+        expected.step()
+        assert_same_fit(models, (optimizer, expected))
+        for scheduler in schedulers:
+            scheduler.step()  # its warning of a step before the optimizer's would be an error
+        if k == 3:  # another takes its state, and steps by torch
+            optimizer.load_state_dict(deepcopy(expected.state_dict()))
+            handle = optimizer.register_step_post_hook(lambda *_: None)
+        if k == 4:
+            handle.remove()
+
+
+@pytest.mark.parametrize("what", ["amsgrad", "plain", "hook", "two groups", "no gradient", "patched"])
+def test_what_the_kernel_of_adamw_does_not_know_it_leaves_alone(what):
+    settings = {"amsgrad": {"amsgrad": True}, "plain": {"fused": False}}.get(what, {})
+    models, (optimizer, _) = adamw_twins(**settings)
+    set_gradients(models, 0)
+    optimizer.step()
+    weight = models[0][0].weight
+    if what == "hook":
+        optimizer.register_step_pre_hook(lambda *_: None)
+    if what == "two groups":
+        optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+    if what == "no gradient":
+        weight.grad = None
+    if what == "patched":
+        optimizer.step = lambda: None
+    before = weight.detach().clone(), int(optimizer.state[weight]["step"])
+    assert not torch_private.step_fused_adamw(optimizer)
+    assert torch.equal(weight, before[0])
+    assert int(optimizer.state[weight]["step"]) == before[1]
 
 
 @pytest.mark.parametrize("number", [1.5, float("nan"), float("inf"), -float("inf")])

@@ -39,7 +39,7 @@ from fluxutils_py.nn.model_windows import takes_gaps
 from fluxutils_py.nn.ready_made import LinearPlusNetwork, WithIntervals
 from fluxutils_py.nn.states import reset
 from fluxutils_py.parallel import RankGroup
-from fluxutils_py.reporting.progress import say_stage
+from fluxutils_py.reporting.progress import say_stage, show_stage
 from fluxutils_py.training.minibatch import TensorBatches
 from fluxutils_py.training.step_info import StepInfo
 
@@ -171,6 +171,7 @@ class ReadyMadeLoop(FitLoop):
         self._groups = groups
         self._trials = trials
         self._like = like
+        self._verbose = begun.settings.verbose
         self.head: ClosedFormHead | None = None
         if rng is None:
             super().__init__(data, begun.ranks, begun.rng, begun.earlier)
@@ -243,9 +244,10 @@ class ReadyMadeLoop(FitLoop):
         elif takes_gaps(self.model):
             self.head = fit_closed_form_parts(self.model, self.windows, self.ranks, self.task)
 
-    def run_alone(self) -> None:
-        """Fit the model for a trial: no estimator changes."""
+    def run_alone(self, stage: str) -> None:
+        """Fit the model for a stage of the fit: no estimator changes."""
         require_same_fit(self)
+        show_stage(self._verbose, self, stage)
         with self.surroundings():
             self.prepare()
             self.run_epochs(self.passes, self.epochs)
@@ -351,14 +353,20 @@ def choose(
     say(1, "fitting the linear model")
     of_linear = replace(est.settings_of(replace(choice, cell="linear")), **QUIET)
     linear = ReadyMadeLoop(begun, begun.cut(of_linear), groups, np.random.default_rng(begun.seed))
-    linear.run_alone()
+    linear.run_alone("linear model")
     trials: list[ReadyMadeLoop] = []
     errors = [np.empty((0, len(GAINS)))]
     for i, split in enumerate(splits):
         say(2 + i, f"trying the network, {n_updates} updates, on data that are held out")
         try:
             held_out, trial = fit_of_part(
-                begun, est.settings_of(choice), split, groups, trials, linear.head
+                begun,
+                est.settings_of(choice),
+                split,
+                f"trial {i + 1} of {len(splits)}",
+                groups,
+                trials,
+                linear.head,
             )
         except ValueError:  # too few steps or targets in this part; all together are enough
             continue
@@ -398,7 +406,7 @@ def _part_for_intervals(
             )
     split = begun.data.split(TRIAL_FRACTION, begun.seed, max_in_time)
     like = trials[-1].head if trials else None
-    return split, *fit_of_part(begun, settings, split, groups, trials[:-1], like)
+    return split, *fit_of_part(begun, settings, split, "calibration", groups, trials[:-1], like)
 
 
 def _add_intervals(
@@ -413,7 +421,7 @@ def _add_intervals(
     if held_out.codec.scale is not None and not held_out.codec.per_series:
         center = deep_copy(loop.model).requires_grad_(False)
         settings = est.interval_settings(held_out.settings.choice, center, levels)
-        held_out, of_intervals = fit_of_part(begun, settings, split, None, [loop])
+        held_out, of_intervals = fit_of_part(begun, settings, split, "intervals", trials=[loop])
         intervals = of_intervals.model
     assert held_out.validation is not None
     whole = held_out.inputs.segments()
@@ -437,12 +445,13 @@ def fit_of_part(
     begun: BegunFit,
     settings: Settings,
     split: Split | None,
-    groups: object,
+    stage: str,
+    groups: object = None,
     trials: Sequence[ReadyMadeLoop] = (),
     like: ClosedFormHead | None = None,
 ) -> tuple[FitData, ReadyMadeLoop]:
     """Fit a model on the training part of a split; see :class:`ReadyMadeLoop`. Without a split, all
-    is training, and validation data are those of the user.
+    is training, and validation data are those of the user. A bar shows the name of the stage.
 
     Return the data, whose ``validation`` is the rest, and the loop, done. The estimator and
     its generator stay as they are.
@@ -454,5 +463,5 @@ def fit_of_part(
     fitted = replace(held_out, validation=None)
     rng = np.random.default_rng(begun.seed)
     loop = ReadyMadeLoop(begun, fitted, groups, rng, trials, like)
-    loop.run_alone()
+    loop.run_alone(stage)
     return held_out, loop

@@ -37,6 +37,14 @@ def say_stage(verbose: object, ranks: RankGroup, line: str) -> None:
         progress.say(line)
 
 
+def show_stage(verbose: object, loop: Any, name: str) -> None:
+    """Show the progress of a loop that is a stage of a fit, where there are bars, on rank 0."""
+    progress = progress_hook(verbose)
+    if isinstance(progress, ProgressBar) and loop.rank == 0:
+        progress.stage = name
+        loop.hooks.attach(progress)
+
+
 def say_once(progress: ProgressBar | EpochLog, line: str) -> None:
     """Say a line, also where the log does not show it, unless this process has said it before."""
     if line not in _said:
@@ -97,6 +105,7 @@ class ProgressBar:
     priority = 100
 
     def __init__(self) -> None:
+        self.stage: str | None = None  # shown before the bar, which goes when the stage is done
         self._bar: Any = None
 
     def on_start(self, loop: RunningLoop) -> None:
@@ -109,7 +118,14 @@ class ProgressBar:
             from tqdm.auto import tqdm
         total = None if loop.end_step is None else max(loop.end_step - loop.start_step, 0)
         done = loop.step - loop.start_step  # not 0 in a run that continues an interrupted one
-        self._bar = tqdm(total=total, initial=done, unit="step", dynamic_ncols=True, leave=True)
+        self._bar = tqdm(
+            desc=self.stage,
+            total=total,
+            initial=done,
+            unit="step",
+            dynamic_ncols=True,
+            leave=self.stage is None,
+        )
 
     def say(self, line: str, insist: bool = True) -> None:
         """Print a line above the bar."""

@@ -17,7 +17,7 @@ from fluxutils_py.nn.states import recurrent_layers
 from fluxutils_py.parallel import RankGroup
 from fluxutils_py.parallel.communicator import describe_by_rank
 from fluxutils_py.parallel.gradient_vector import GradientVector, Totals
-from fluxutils_py.torch_private import note_nonfinite
+from fluxutils_py.torch_private import note_nonfinite, step_fused_adamw
 from fluxutils_py.training.added_losses import collected_losses
 from fluxutils_py.training.loss_checks import (
     OWN_BATCHES,
@@ -403,8 +403,8 @@ class GradientStep:
         before = [p.detach().clone() for p in self.params] if self.clip_nan else []
         if self.defer:
             self._step_unless_failed(optimizer)
-        else:
-            optimizer.step()
+        elif not (self.n_updates and step_fused_adamw(optimizer)):
+            optimizer.step()  # the first makes its state
         if before:
             self._keep_finite(before)
         self.n_updates += 1

@@ -1,6 +1,8 @@
 """Trials on data that are held out: their errors, the choice by them, and what it leaves."""
 
 import dataclasses
+import re
+import sys
 
 import numpy as np
 import pytest
@@ -228,6 +230,19 @@ def test_a_trial_that_keeps_the_linear_model_is_the_fit_of_one(monkeypatch):
     np.testing.assert_array_equal(est.predict(x), alone.predict(x))
     assert est.loss_curve_ == alone.loss_curve_
     assert dataclasses.replace(est.choice_, tried=()).gain == 0.0
+
+
+@pytest.mark.parametrize("level", [None, 80])
+def test_each_stage_has_a_bar_on_a_terminal(level, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    x, y = product(2, 250)
+    est = SequenceRegressor(level=level, random_state=0).fit(x, y)
+    told = capsys.readouterr().err
+    shown = dict.fromkeys(re.findall(r"\r([a-z0-9 ]+): +\d+%", told))
+    of_level = [] if level is None else ["calibration", "intervals"]
+    assert list(shown) == ["linear model", "trial 1 of 2", "trial 2 of 2", *of_level]
+    n_updates = est.choice_.max_updates
+    assert f"{n_updates}/{n_updates}" in told  # of the fit itself, which has no name
 
 
 def test_of_very_many_steps_one_trial_holds_out_some(monkeypatch, capsys):
