@@ -24,6 +24,10 @@ version_of: Callable[[Tensor], int] = attrgetter("_version")
 call_hooks_of: Callable[[nn.Module], tuple[Any, Any]] = attrgetter(
     "_forward_pre_hooks", "_forward_hooks"
 )
+# The user's functions that wait for the gradient of a tensor, or None.
+gradient_hooks_of: Callable[[Tensor], tuple[Any, Any]] = attrgetter(
+    "_backward_hooks", "_post_accumulate_grad_hooks"
+)
 # The user's functions around a step of an optimizer.
 step_hooks_of: Callable[[Optimizer], tuple[Any, Any]] = attrgetter(
     "_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"
@@ -75,7 +79,7 @@ def step_fused_adamw(optimizer: Optimizer) -> bool:
     group = optimizer.param_groups[0]
     params = group["params"]
     grads = [p.grad for p in params]
-    states = [optimizer.state.get(p) for p in params]
+    states: list[Any] = [optimizer.state.get(p) for p in params]
     if not all(states) or any(_is_unusual(g, params[0].dtype) for g in grads):
         return False
     beta1, beta2 = group["betas"]

@@ -121,7 +121,9 @@ def test_the_kernel_of_adamw_steps_as_its_optimizer_does(settings):
             handle.remove()
 
 
-@pytest.mark.parametrize("what", ["amsgrad", "plain", "hook", "two groups", "no gradient", "patched"])
+@pytest.mark.parametrize(
+    "what", ["amsgrad", "plain", "hook", "two groups", "no gradient", "patched"]
+)
 def test_what_the_kernel_of_adamw_does_not_know_it_leaves_alone(what):
     settings = {"amsgrad": {"amsgrad": True}, "plain": {"fused": False}}.get(what, {})
     models, (optimizer, _) = adamw_twins(**settings)

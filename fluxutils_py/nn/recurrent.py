@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.nn.kernels.modules import is_intercepted, run_module
-from fluxutils_py.nn.kernels.recurrence import State
+from fluxutils_py.nn.kernels.recurrence import Recorded, State
 from fluxutils_py.nn.precision import as_float32, without_autocast
 from fluxutils_py.nn.sizes import check_probability, set_sizes
 
@@ -288,6 +288,14 @@ class Recur(nn.Module):
         if self._is_windowed:
             return self._call_module(x)
         return torch.stack([self._call_module(step) for step in x])
+
+    def run_recorded(self, x: Tensor, tape: list[Recorded]) -> tuple[Tensor, State] | None:
+        """Return outputs and the next state of a window from the native kernels, which record in
+        ``tape`` what its gradient needs; None if they do not compute it. The state stays.
+        """
+        if self._mark is not None or self.trainable_init or self.carries_sensitivity:
+            return None
+        return None if is_intercepted(self) else run_module(self.module, x, self.state, tape)
 
     def _run_diagonal(self, x: Tensor) -> Tensor:
         """Run a diagonal module, which also moves the sensitivity of its state on; in float32 or

@@ -97,7 +97,7 @@ class GradientVector:
 
         Parameters with layout NONE get no gradient, so optimizers skip them.
         """
-        for p, view, layout in zip(self.params, self._views, layouts, strict=True):
+        for p, view, layout in zip(self.params, self.views, layouts, strict=True):
             if layout == NONE:
                 p.grad = None
             elif layout == SPARSE:
@@ -111,12 +111,13 @@ class GradientVector:
         """Set the gradient of each parameter to zero if it is not finite, or only its elements
         that are not.
         """
-        for view in self._views:
+        for view in self.views:
             bad = ~view.isfinite()
             view.masked_fill_(bad if by_element else bad.any(), 0)
 
     @cached_property
-    def _views(self) -> list[Tensor]:
+    def views(self) -> list[Tensor]:
+        """The part of each parameter, in its shape."""
         parts = self.values.split([p.numel() for p in self.params])
         return [part.view(p.shape) for part, p in zip(parts, self.params, strict=True)]
 

@@ -8,13 +8,16 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fluxutils_py.errors import LoadError
 from fluxutils_py.nn.first_nonfinite import is_finite
+from fluxutils_py.nn.kernels.modules import is_intercepted
+from fluxutils_py.nn.kernels.recurrence import Recorded, recurrence_backward
 from fluxutils_py.nn.losses import Loss, SeqLoss, needs_weights, takes_weights
 from fluxutils_py.nn.model_windows import context_steps, needs_context, run_window
-from fluxutils_py.nn.recurrent import State, map_state
+from fluxutils_py.nn.recurrent import Recur, State, map_state
 from fluxutils_py.nn.states import (
     carrying_sensitivities,
     evaluating,
@@ -27,9 +30,11 @@ from fluxutils_py.nn.states import (
     snapshot,
 )
 from fluxutils_py.parallel import RankGroup
+from fluxutils_py.torch_private import gradient_hooks_of
 from fluxutils_py.training.gradient_step import BatchLoss, GradientStep, as_scalar
 from fluxutils_py.training.minibatch import Minibatch
 from fluxutils_py.training.resharding import mean_of_buffers, reshard_rows
+from fluxutils_py.training.step_info import StepInfo
 
 
 class WindowStep(GradientStep):
@@ -201,6 +206,34 @@ class WindowStep(GradientStep):
 
     # -- one window --------------------------------------------------------------------------------
 
+    def _loss_of_single_process(self, batch: Any) -> StepInfo | None:
+        if batch is not None and self._is_plain(batch):
+            grads = self.vector.views
+            loss = recorded_squared_error(self.model, batch.x, batch.y, self.params, grads)
+            if loss is not None:
+                for p, grad in zip(self.params, grads, strict=True):
+                    p.grad = grad
+                return StepInfo(loss, batch.n_live)
+        return super()._loss_of_single_process(batch)
+
+    def _is_plain(self, batch: Minibatch) -> bool:
+        """Return whether the loss of a window is a mean squared error over all its steps, of which
+        nothing else is wanted.
+        """
+        index = batch.index
+        assert index is not None
+        return bool(
+            batch.weight is None
+            and index.has_loss
+            and not index.n_overlap
+            and index.next_start is None
+            and len(batch.inputs) == len(batch.labels) == 1
+            and isinstance(self.loss, SeqLoss)
+            and self.loss.is_mean_squared_error
+            and self.precision == "float32"
+            and not self.defer
+        )
+
     def compute_loss(self, batch: Minibatch) -> BatchLoss | None:
         """Run the model over a window; return the loss, None if no step of the window has one."""
         self._live_part = 0.0
@@ -288,6 +321,108 @@ def window_loss(
         # its outputs are not needed: gradients flow back through the state
         run_window(model, before)
     return as_scalar(loss(model, xs, ys) if ws is None else loss(model, xs, ys, ws))
+
+
+def recorded_squared_error(
+    model: Any, x: Tensor, y: Tensor, params: Sequence[Tensor], grads: Sequence[Tensor]
+) -> float | None:
+    """Return the mean squared error over a window, and write its gradient.
+
+    The model is a stack of recurrent layers that the native kernels compute, with a linear head. As
+    the order of its operations is known, they need no graph, which takes most of the time of a
+    small window; they are those that torch would call, with the same bits. The states move on.
+
+    Parameters
+    ----------
+    model : nn.Module
+    x, y : Tensor of shapes (S, B, F) and (S, B, G)
+    params : sequence of Tensor
+    grads : sequence of Tensor
+        Get the gradients of the parameters.
+
+    Returns
+    -------
+    float or None
+        None if torch has to compute it: nothing has changed then.
+    """
+    head = _plain_head(model)
+    if head is None:
+        return None
+    tape: list[Recorded] = []
+    with torch.no_grad():
+        z, states = _run_recorded(model[:-1], x, tape)
+        if z is None:
+            return None
+        weights = [w for recorded in tape for w in recorded[2][3:] if w is not None]
+        weights += head.parameters()
+        # each once, and all of them, so that none has a gradient that is not written here
+        if [*map(id, weights)] != [*map(id, params)] or any(map(_is_watched, params)):
+            return None
+        out = F.linear(z, head.weight, head.bias)
+        if out.shape != y.shape or out.dtype != y.dtype:
+            return None
+        loss = F.mse_loss(out, y)
+        value = float(loss)
+        if not math.isfinite(value):  # computed again, for its error
+            return None
+        slope = torch.ops.aten.mse_loss_backward(torch.ones_like(loss), out, y, 1)
+        _write_gradients(tape, head, z, slope, dict(zip(map(id, params), grads, strict=True)))
+    for layer, state in zip(model, states, strict=False):
+        layer.state = state
+    return value
+
+
+def _plain_head(model: Any) -> nn.Linear | None:
+    """Return the last layer of a stack if it is linear, and nothing else looks on."""
+    if type(model) is not nn.Sequential or not len(model) or is_intercepted(model):
+        return None
+    head = model[-1]
+    if type(head) is not nn.Linear or is_intercepted(head):
+        return None
+    if torch.is_autocast_enabled("cpu") or torch.is_anomaly_enabled():
+        return None
+    return head
+
+
+def _run_recorded(
+    layers: Any, x: Tensor, tape: list[Recorded]
+) -> tuple[Tensor | None, list[State]]:
+    """Return the outputs of recurrent layers and their next states; None in place of outputs if the
+    native kernels do not compute one.
+    """
+    states: list[State] = []
+    for layer in layers:
+        result = layer.run_recorded(x, tape) if isinstance(layer, Recur) else None
+        if result is None:
+            return None, states
+        x, state = result
+        states.append(state)
+    return x, states
+
+
+def _is_watched(p: Tensor) -> bool:
+    """Return whether a parameter does not learn, or functions wait for its gradient."""
+    return not p.requires_grad or any(gradient_hooks_of(p))
+
+
+def _write_gradients(
+    tape: list[Recorded], head: nn.Linear, z: Tensor, slope: Tensor, grad_of: dict[int, Tensor]
+) -> None:
+    """Write the gradients of a head and of recorded layers, from the slope of the outputs; ``z``
+    are the inputs of the head.
+    """
+    rows = slope.flatten(0, 1)
+    torch.mm(rows.t(), z.flatten(0, 1), out=grad_of[id(head.weight)])
+    if head.bias is not None:
+        torch.sum(rows, 0, out=grad_of[id(head.bias)])
+    of_output: Tensor | None = torch.mm(rows, head.weight).view_as(z)
+    for recorded in reversed(tape):
+        x, _, _, *weights = recorded[2]
+        of_input = None if recorded is tape[0] or x is None else torch.empty_like(x)
+        of_weights = [None if w is None else grad_of[id(w)] for w in weights]
+        gradients = (of_input, None, None, *of_weights)
+        recurrence_backward(recorded, (of_output, None, None), gradients)
+        of_output = of_input
 
 
 def _slice_steps(xs: Any, which: slice) -> Any:

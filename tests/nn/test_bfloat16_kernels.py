@@ -179,7 +179,7 @@ def learn(compute, tensors, dtype=torch.float32):
 
 def by_kernel(cell, bfloat16=True):
     def compute(x, h, c, *weights):
-        return native.recurrence(call_of(cell, bfloat16), tuple(h.shape), x, h, c, *weights)
+        return native.recurrence(call_of(cell, bfloat16), tuple(h.shape), x, h, c, weights)
 
     return compute
 
@@ -251,7 +251,7 @@ def test_a_series_alone_equals_itself_in_every_batch_and_in_chunks_of_time(
                 x[:, part],
                 h[part],
                 None if c is None else c[part],
-                *weights,
+                weights,
             )
             assert torch.equal(y, together[0][:, part])
             for s, all_series in zip(states, together[1:], strict=False):
@@ -259,7 +259,7 @@ def test_a_series_alone_equals_itself_in_every_batch_and_in_chunks_of_time(
     ys, state = [], (h,) if c is None else (h, c)
     for chunk in x.split([1, 1, 4, 5]):
         y, *state = native.recurrence(
-            call_of(cell), (B, H), chunk, state[0], None if c is None else state[1], *weights
+            call_of(cell), (B, H), chunk, state[0], None if c is None else state[1], weights
         )
         ys.append(y)
     assert torch.equal(torch.cat(ys), together[0])

@@ -19,6 +19,7 @@ from fluxutils_py.nn.kernels.recurrence import (
     TYPES,
     Call,
     Cell,
+    Recorded,
     State,
     Weights,
     recurrence,
@@ -30,7 +31,9 @@ PLAIN = (Tensor, nn.Parameter)
 _CELL_WEIGHTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
 
-def run_module(module: nn.Module, x: Tensor, state: State | None) -> tuple[Tensor, State] | None:
+def run_module(
+    module: nn.Module, x: Tensor, state: State | None, tape: list[Recorded] | None = None
+) -> tuple[Tensor, State] | None:
     """Return outputs and state of ``module(x, state)`` from the native kernels; None if torch has
     to compute them.
 
@@ -41,6 +44,9 @@ def run_module(module: nn.Module, x: Tensor, state: State | None) -> tuple[Tenso
     x : Tensor of shape (S, B, F) or (B, F)
         A window or a step; cells accept windows too.
     state : as the module takes it, or None
+    tape : list, optional
+        Gets what :func:`recurrence_backward` needs of each layer, in place of a graph. Only of
+        torch's modules.
 
     Returns
     -------
@@ -51,7 +57,7 @@ def run_module(module: nn.Module, x: Tensor, state: State | None) -> tuple[Tenso
     cell = _CELLS.get(kind)
     if cell is None:
         by_kernel = getattr(kind, "by_kernel", None)  # a cell of FluxUtils.jl
-        return None if by_kernel is None else by_kernel(module, x, state)
+        return None if by_kernel is None or tape is not None else by_kernel(module, x, state)
     library = library_in_use()
     # a hook or a transform would not see what the kernels compute
     if library is None or is_intercepted(module):
@@ -70,7 +76,7 @@ def run_module(module: nn.Module, x: Tensor, state: State | None) -> tuple[Tenso
     if cell is TANH_RNN and settings["nonlinearity"] == "relu":
         cell = RELU_RNN
     n_out = settings["hidden_size"]
-    return _compute(library, cell, 0.0, n_out, is_stack, layers, x, state, bfloat16)
+    return _compute(library, cell, 0.0, n_out, is_stack, layers, x, state, bfloat16, tape)
 
 
 # Exact classes only: subclasses, such as parametrized layers, may compute something else.
@@ -120,6 +126,7 @@ def _compute(
     x: Tensor,
     state: State | None,
     bfloat16: bool,
+    tape: list[Recorded] | None = None,
 ) -> tuple[Tensor, State] | None:
     """Check the tensors and compute; return None if the kernels do not accept them."""
     if not is_plain(x) or not x.numel():
@@ -137,8 +144,8 @@ def _compute(
     whole = is_stack or x.dim() == 3
     call = Call(library, cell, form, whole, bfloat16)
     if len(layers) > 1:
-        return _run_stack(call, shape, x, h, c, layers)
-    y, *after = recurrence(call, state_shape, x, h, c, *layers[0])
+        return _run_stack(call, shape, x, h, c, layers, tape)
+    y, *after = recurrence(call, state_shape, x, h, c, layers[0], tape)
     if not whole:  # the output is the state, too
         after.insert(0, y)
     return y, _joined(after)
@@ -151,13 +158,14 @@ def _run_stack(
     h: Tensor | None,
     c: Tensor | None,
     layers: list[Weights],
+    tape: list[Recorded] | None,
 ) -> tuple[Tensor, State]:
     """Run stacked layers, each on the outputs of the one before."""
     afters = []
     for k, weights in enumerate(layers):
         h_k = None if h is None else h[k]
         c_k = None if c is None else c[k]
-        x, *after = recurrence(call, state_shape, x, h_k, c_k, *weights)
+        x, *after = recurrence(call, state_shape, x, h_k, c_k, weights, tape)
         afters.append(after)
     return x, _joined([torch.stack(states) for states in zip(*afters, strict=True)])
 

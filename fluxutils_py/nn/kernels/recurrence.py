@@ -73,6 +73,8 @@ _ERRORS = {
 
 State = Tensor | tuple[Tensor, ...]
 Weights = tuple[Any, ...]  # w_x, w_h, b_x and b_h of one layer: tensors, or None
+# what the backward pass of a window needs: call, shape of a state, inputs, outputs, what was saved
+Recorded = tuple["Call", tuple[int, ...], Sequence[Tensor | None], Tensor, Tensor | None]
 
 
 class Cell(NamedTuple):
@@ -108,10 +110,8 @@ def recurrence(
     x: Tensor,
     h: Tensor | None,
     c: Tensor | None,
-    w_x: Tensor,
-    w_h: Tensor | None,
-    b_x: Tensor | None,
-    b_h: Tensor | None,
+    weights: Weights,
+    tape: list[Recorded] | None = None,
 ) -> tuple[Tensor, ...]:
     """Compute a window through one layer.
 
@@ -124,8 +124,10 @@ def recurrence(
         This and all others float32 or float64, of the CPU, not empty.
     h, c : Tensor of B * H numbers or None
         None is zero.
-    w_x, w_h, b_x, b_h : Tensor of shapes (k H, F), (k H, H), (k H,), (k H,)
+    weights : tuple of Tensor of shapes (k H, F), (k H, H), (k H,), (k H,)
         Contiguous. Biases may be None, and w_h is if the cell has no recurrent weights.
+    tape : list, optional
+        Gets what :func:`recurrence_backward` needs; there is then no graph.
 
     Returns
     -------
@@ -133,14 +135,19 @@ def recurrence(
         The outputs (S, B, H) or (B, H); the last h if ``call.whole``; the last c if the cell has
         one.
     """
+    if tape is not None:
+        before = [None if t is None else t.contiguous() for t in (x, h, c)]
+        outputs, kept = _forward(call, state_shape, True, *before, *weights)
+        tape.append((call, state_shape, (*before, *weights), outputs[0], kept))
+        return outputs
     # the weights first, which need gradients most often: this runs at every step
     if torch.is_grad_enabled() and (
-        w_x.requires_grad
+        weights[0].requires_grad
         or x.requires_grad
-        or any(t is not None and t.requires_grad for t in (h, c, w_h, b_x, b_h))
+        or any(t is not None and t.requires_grad for t in (h, c, *weights))
     ):
-        return _apply(call, state_shape, x, h, c, w_x, w_h, b_x, b_h)
-    return _forward(call, state_shape, False, x, h, c, w_x, w_h, b_x, b_h)[0]
+        return _apply(call, state_shape, x, h, c, *weights)
+    return _forward(call, state_shape, False, x, h, c, *weights)[0]
 
 
 def _head(call: Call, x: Tensor, H: int) -> tuple[int | float, ...]:
@@ -168,7 +175,7 @@ def _forward(
     call: Call,
     state_shape: tuple[int, ...],
     keep: bool,
-    x: Tensor,
+    x: Any,
     h: Tensor | None,
     c: Tensor | None,
     *weights: Tensor | None,
@@ -272,24 +279,41 @@ class _Recurrence(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         require_first_order()
-        call: Call = ctx.call
         *inputs, y, kept = ctx.saved_tensors
-        needed = ctx.needs_input_grad[2:]
-        tensors: Any = [None if t is None else t.contiguous() for t in inputs]
+        tensors = [None if t is None else t.contiguous() for t in inputs]
         grads = [
-            torch.empty_like(t) if need else None for t, need in zip(tensors, needed, strict=True)
+            torch.empty_like(t) if t is not None and need else None
+            for t, need in zip(tensors, ctx.needs_input_grad[2:], strict=True)
         ]
-        # an output that the loss does not depend on has no gradient
-        dy, *of_states = [None if t is None else t.contiguous() for t in gradients]
-        dh = of_states[0] if call.whole else None
-        dc = of_states[-1] if call.cell.n_states == 2 else None
-        pointers = _pointers((*tensors, y, None, None, kept, dy, dh, dc, *grads))
-        code = call.library.backward(
-            _CALL.pack(*_head(call, tensors[0], ctx.state_shape[-1]), *pointers)
-        )
-        if code:
-            raise kernel_error(code)
+        recorded = ctx.call, ctx.state_shape, tensors, y, kept
+        recurrence_backward(recorded, gradients, grads)
         return None, None, *grads
+
+
+def recurrence_backward(
+    recorded: Recorded, gradients: Sequence[Tensor | None], grads: Sequence[Tensor | None]
+) -> None:
+    """Compute the gradients of a window through one layer.
+
+    Parameters
+    ----------
+    recorded : tuple
+        Of :func:`recurrence`, with contiguous inputs.
+    gradients : sequence of Tensor or None
+        Of the outputs; None where the loss does not depend on one.
+    grads : sequence of Tensor or None
+        Contiguous; get the gradients of ``x, h, c, w_x, w_h, b_x, b_h``, where they are wanted.
+    """
+    call, state_shape, inputs, y, kept = recorded
+    x = inputs[0]
+    assert x is not None
+    dy, *of_states = [None if t is None else t.contiguous() for t in gradients]
+    dh = of_states[0] if call.whole else None
+    dc = of_states[-1] if call.cell.n_states == 2 else None
+    pointers = _pointers((*inputs, y, None, None, kept, dy, dh, dc, *grads))
+    code = call.library.backward(_CALL.pack(*_head(call, x, state_shape[-1]), *pointers))
+    if code:
+        raise kernel_error(code)
 
 
 # Without a check for transforms of functorch at every step: modules.py has made sure that there
