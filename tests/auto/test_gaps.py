@@ -71,6 +71,24 @@ def test_ready_made_models_take_gaps(cell, tmp_path):
     np.testing.assert_allclose(rows.from_rows(est.predict(rows), 1), predicted, rtol=1e-6)
 
 
+def test_rare_outages_do_not_harm_what_follows_them():
+    """Marks of earlier steps would be features of some weight that hardly ever differ from 0."""
+    rng = np.random.default_rng(0)
+    level = rng.normal(size=(1, 1, 3000)).cumsum(2) / 8
+    x = level + 0.3 * rng.normal(size=(3, 1, 3000))
+    for start, lift in ((400, 2.0), (1300, -2.0), (2400, 2.0), (2700, 0.0)):
+        x[:, :, start : start + 25] = NAN
+        level[:, :, start + 5 : start + 60] += lift
+    known = np.isfinite(x[:1])
+    later = slice(2200, None)
+    errors = []
+    for inputs in (x, SequenceImputer("ffill").fit_transform(x)):
+        est = SequenceRegressor(cell="linear").fit(inputs[..., :2200], level[..., :2200])
+        error = np.abs(est.predict(inputs) - level)
+        errors.append(error[..., later][known[..., later]].mean())
+    assert errors[0] < 1.02 * errors[1]
+
+
 def test_a_gap_is_marked():
     """Where values are missing because they are large, their absence tells."""
     rng = np.random.default_rng(0)
