@@ -8,8 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
+from torch.optim import Optimizer
 
 from fluxutils_py.errors import SingleStepWarning, warn
+from fluxutils_py.estimator.building import build_optimizer
 from fluxutils_py.estimator.fit_loop import FitLoop
 from fluxutils_py.inputs.inputs import Inputs
 from fluxutils_py.nn import Recur
@@ -97,6 +99,26 @@ def _weight_of_each(batch: Minibatch) -> list[Tensor | None]:
     if batch.weight.shape[2] == 1:  # one weight for all outputs of a step
         return [batch.weight] * len(batch.labels)
     return list(batch.weight.split([y.shape[2] for y in batch.labels], 2))
+
+
+def warn_other_optimizer(loop: FitLoop) -> None:
+    """Warn that a fit that continues keeps its optimizer, where ``opt`` would now make another."""
+    opt = loop.data.settings.opt
+    if isinstance(opt, Optimizer):
+        return
+    mine = loop.optimizer
+    other = build_optimizer(opt, loop.data.settings.model, loop.model)
+    names = [name for name, value in mine.defaults.items() if other.defaults.get(name) != value]
+    if type(mine) is not type(other):
+        changed = f"{type(mine).__name__}, not {type(other).__name__}"
+    elif names:
+        changed = ", ".join(f"{k}={mine.defaults[k]}, not {other.defaults.get(k)}" for k in names)
+    else:
+        return
+    warn(
+        f"this fit continues with the optimizer of the one before: {changed}; change "
+        "optimizer_.param_groups, or fit anew"
+    )
 
 
 def warn_truncated_layers(model: nn.Module) -> None:

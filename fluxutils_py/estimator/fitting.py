@@ -33,6 +33,7 @@ from fluxutils_py.estimator.fit_warnings import (
     warn_few_updates,
     warn_nothing_learnt,
     warn_one_class,
+    warn_other_optimizer,
     warn_single_steps,
     warn_truncated_layers,
     watch_scales,
@@ -127,7 +128,7 @@ class BegunFit:
         est = self.est
         ranks = self.ranks
         # now, when a model exists that tells what it sees; the first fit has said it
-        if ranks.rank == 0 and not loop.resume:
+        if ranks.rank == 0:
             _warn_about(loop, is_first=self.is_first)
         if not ranks.is_single:
             require_same_fit(loop)
@@ -275,8 +276,11 @@ def no_groups() -> DataError:
 
 def _warn_about(loop: FitLoop, *, is_first: bool) -> None:
     """Warn about data that the model is likely to learn the wrong thing from, and of few updates,
-    if the fit ``is_first``.
+    if the fit ``is_first``; of one that continues, about its optimizer alone.
     """
+    if loop.resume:
+        warn_other_optimizer(loop)
+        return
     warn_single_steps(loop.data.inputs, loop.model)
     warn_one_class(loop.data.codec.classes)
     if not loop.makes_updates:

@@ -4,11 +4,13 @@ word.
 
 import math
 import warnings
+from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.ensemble import BaggingRegressor, StackingRegressor, VotingRegressor
 from sklearn.impute import SimpleImputer
@@ -286,3 +288,35 @@ def test_labels_of_one_class_are_warned_of_unless_others_are_declared():
         est = plain_classifier(**SMALL).partial_fit(x, np.full(7, 1), classes=[0, 1])
         est.partial_fit(x, np.full(7, 1))
         plain_regressor(**SMALL).fit(x, np.full((1, 7, 5), 3.0))
+
+
+# -- an optimizer that goes on ---------------------------------------------------------------------
+
+SLOW = partial(torch.optim.AdamW, lr=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("opt", "changed"),
+    [
+        (SLOW, r"lr=0.01, not 0.0001"),
+        (torch.optim.SGD, "AdamW, not SGD"),
+        (partial(torch.optim.AdamW, lr=0.01), None),
+        (
+            lambda params: torch.optim.AdamW(params, 0.01, weight_decay=0.3),
+            "weight_decay=0.01, not 0.3",
+        ),
+    ],
+)
+@pytest.mark.parametrize("method", ["fit", "partial_fit"])
+def test_a_fit_that_goes_on_says_that_it_keeps_its_optimizer(method, opt, changed):
+    x = np.random.default_rng(0).normal(size=(2, 3, 40)).astype("f4")
+    spec = {"epochs": 2, "batchsize": 1, "seqsize": 1}
+    est = Estimator(opt=partial(torch.optim.AdamW, lr=0.01), spec=spec, random_state=0)
+    est.fit(x, x[:1]).set_params(opt=opt, warm_start=True)
+    expected = nullcontext() if changed is None else pytest.warns(UserWarning, match=changed)
+    with expected:
+        getattr(est, method)(x, x[:1])
+    assert type(est.optimizer_) is torch.optim.AdamW
+    assert est.optimizer_.param_groups[0]["lr"] == 0.01
+    est.set_params(warm_start=False).fit(x, x[:1])  # anew, with the new one
+    assert est.optimizer_.defaults["lr"] == opt([nn.Parameter(torch.zeros(1))]).defaults["lr"]
