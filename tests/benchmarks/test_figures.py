@@ -59,7 +59,7 @@ FIGURES = [
     ),
     (
         "README.md",
-        "percentage error of {0:.2f} after {1} seconds of training.",
+        "an sMAPE of {0:.2f} % after {1} seconds of training.",
         M4.format(ONE, "sMAPE"),
         M4.format(ONE, "seconds"),
     ),
