@@ -50,6 +50,7 @@ class Part:
 PARTS = {
     "fit": Part("bench_fit.py"),
     "small_windows": Part("bench_fit.py", ["--small-windows", "--threads", "1"]),
+    "fit_grid": Part("bench_fit_grid.py"),
     "step": Part("bench_step.py"),
     "ranks": Part("bench_parallel.py", ["--rounds", "2", "--only", "alone"]),
     "ranks_beside_others": Part("bench_parallel.py", ["--rounds", "2", "--only", "beside"]),

@@ -22,6 +22,8 @@ STATISTICS = 13  # features for each input: itself, three exponential means, nin
 MANY_SERIES = 4000  # above which fewer kernels are enough
 WHOLE = 500  # steps, up to which one target per series is learnt from whole series
 PASSES = 20
+LEAST_PASSES = 8  # of many steps, in larger minibatches
+BATCHSIZES = (16, 32, 64, 128)
 LEAST_TRIAL = 200  # steps, of which a fifth is held out
 SYMBOLS_READ = 1000  # steps, by which symbols are recognised
 MOST_SYMBOLS = 1000  # integers from here on are numbers
@@ -189,7 +191,9 @@ def _windows_of(size: DataSize, is_large: bool) -> dict[str, Any]:
         seqsize = None if size.longest <= WHOLE else 128
     if is_large:
         return {"batchsize": 32, "seqsize": seqsize, "max_updates": 1000}
-    steps_of_update = 16 * min(seqsize or size.longest, size.longest)
-    n_updates = PASSES * -(-size.n_steps // steps_of_update)
+    n_windows = -(-size.n_steps // min(seqsize or size.longest, size.longest))
     most = 1000 if size.has_labelled_symbols else 600
-    return {"batchsize": 16, "seqsize": seqsize, "max_updates": min(max(n_updates, 200), most)}
+    wanted = [b for b in BATCHSIZES if b * most >= LEAST_PASSES * n_windows]
+    batchsize = min(wanted, default=BATCHSIZES[-1])
+    n_updates = min(max(PASSES * -(-n_windows // batchsize), 200), most)
+    return {"batchsize": batchsize, "seqsize": seqsize, "max_updates": n_updates}

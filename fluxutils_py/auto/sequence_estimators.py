@@ -163,8 +163,8 @@ class _SequenceEstimator(Estimator):
         200 and at most 600 steps, or 1000 for labels of symbols; 1000 for more than 614,400 steps
         of data. Where there are trials, they and the fit, which goes on from them, divide these.
     batchsize : int or "auto"
-        See :class:`Spec`; on several ranks, of all together. "auto": 16; 32 for more than 614,400
-        steps; 128 for single steps.
+        See :class:`Spec`; on several ranks, of all together. "auto": 16, but 32, 64 or 128 where
+        the updates would not be eight passes; 32 for more than 614,400 steps; 128 for single steps.
     seqsize : int, None or "auto"
         Steps of a window; None trains on whole series. "auto": 64 for targets at each step; for one
         target per series, whole series of up to 500 steps, else 128.

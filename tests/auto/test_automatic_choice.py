@@ -50,7 +50,11 @@ def size(**changes):
     [
         ({}, {"cell": "linear+lstm", "seqsize": 64, "batchsize": 16, "hidden_size": 48,
               "max_updates": 200, "needs_trial": True, "n_lags": 48, "has_statistics": True}),
-        ({"n_steps": 400_000}, {"max_updates": 600}),
+        # eight passes in 600 updates of 16, 32, ... windows of 64 steps
+        ({"n_steps": 76_800, "longest": 300}, {"max_updates": 600, "batchsize": 16}),
+        ({"n_steps": 76_801, "longest": 300}, {"max_updates": 600, "batchsize": 32}),
+        ({"n_steps": 300_000, "longest": 300}, {"max_updates": 600, "batchsize": 64}),
+        ({"n_steps": 614_400, "longest": 300}, {"max_updates": 600, "batchsize": 128}),
         ({"n_steps": 20_480}, {"max_updates": 400}),
         ({"n_steps": 614_401}, {"hidden_size": 128, "lr": 0.01, "max_updates": 1000,
                                 "needs_trial": True, "dropout": 0.0, "batchsize": 32}),
@@ -70,7 +74,7 @@ def size(**changes):
         ({"has_symbols": True, "n_classes": 2, "n_steps": 40_000},
          {"cell": "lstm", "hidden_size": 128, "lr": 0.01, "max_updates": 800, "batchsize": 16,
           "needs_trial": False, "dropout": 0.0}),
-        ({"has_symbols": True, "n_classes": 30, "n_steps": 600_000}, {"max_updates": 1000}),
+        ({"has_symbols": True, "n_classes": 30, "n_steps": 600_000}, {"max_updates": 1000, "batchsize": 128}),
         ({"has_symbols": True}, {"cell": "linear+lstm"}),
         ({"has_symbols": True, "n_classes": 2, "longest": 1}, {"cell": "linear+lstm"}),
         ({"has_symbols": True, "n_classes": 2, "per_series": True}, {"cell": "kernels"}),
