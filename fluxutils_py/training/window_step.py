@@ -324,7 +324,7 @@ def window_loss(
 
 
 def recorded_squared_error(
-    model: Any, x: Tensor, y: Tensor, params: Sequence[Tensor], grads: Sequence[Tensor]
+    model: nn.Module, x: Tensor, y: Tensor, params: Sequence[Tensor], grads: Sequence[Tensor]
 ) -> float | None:
     """Return the mean squared error over a window, and write its gradient.
 
@@ -345,12 +345,13 @@ def recorded_squared_error(
     float or None
         None if torch has to compute it: nothing has changed then.
     """
-    head = _plain_head(model)
-    if head is None:
+    layers = _layers_of_stack(model)
+    if layers is None:
         return None
+    head = layers.pop()
     tape: list[Recorded] = []
     with torch.no_grad():
-        z, states = _run_recorded(model[:-1], x, tape)
+        z, states = _run_recorded(layers, x, tape)
         if z is None:
             return None
         weights = [w for recorded in tape for w in recorded[2][3:] if w is not None]
@@ -367,25 +368,24 @@ def recorded_squared_error(
             return None
         slope = torch.ops.aten.mse_loss_backward(torch.ones_like(loss), out, y, 1)
         _write_gradients(tape, head, z, slope, dict(zip(map(id, params), grads, strict=True)))
-    for layer, state in zip(model, states, strict=False):
+    for layer, state in zip(layers, states, strict=True):
         layer.state = state
     return value
 
 
-def _plain_head(model: Any) -> nn.Linear | None:
-    """Return the last layer of a stack if it is linear, and nothing else looks on."""
-    if type(model) is not nn.Sequential or not len(model) or is_intercepted(model):
-        return None
-    head = model[-1]
-    if type(head) is not nn.Linear or is_intercepted(head):
+def _layers_of_stack(model: nn.Module) -> list[Any] | None:
+    """Return the layers of a model if they are a stack with a linear head, and nothing looks on."""
+    if type(model) is not nn.Sequential or is_intercepted(model) or not len(model):
         return None
     if torch.is_autocast_enabled("cpu") or torch.is_anomaly_enabled():
         return None
-    return head
+    layers = list(model)
+    head = layers[-1]
+    return None if type(head) is not nn.Linear or is_intercepted(head) else layers
 
 
 def _run_recorded(
-    layers: Any, x: Tensor, tape: list[Recorded]
+    layers: list[Any], x: Tensor, tape: list[Recorded]
 ) -> tuple[Tensor | None, list[State]]:
     """Return the outputs of recurrent layers and their next states; None in place of outputs if the
     native kernels do not compute one.
