@@ -136,7 +136,7 @@ def future_covariates(
             "the rows"
         )
     panel = require_frame(history)
-    frame = Frame(futr_df, "futr_df")
+    frame = Frame(futr_df, "futr_df", remedy="fill it in: each step ahead needs a value")
     frame.require(fitted.columns.arguments(target=False, hist=False))
     rows, series, step = rows_ahead(fitted, frame, panel, h)
     # rows of other series and times are no error: a calendar covers more than is asked for
