@@ -64,9 +64,8 @@ def run_score(
         if weight is not None:
             weight = weight.normalized(segments, targets, mask_per_output=True, add_up=reader.total)
         rows = segments
-        if (
-            inputs.trimmed and not inputs.is_stand_in
-        ):  # series that end with their inputs: later targets are told of
+        # of series that end with their inputs, targets behind the end are told of
+        if inputs.trimmed and not inputs.is_stand_in:
             rows = Segments.from_lengths(inputs.N, inputs.T, starts=inputs.starts)
         loss = as_loss(settings.loss)
         missing = _missing_label(settings, loss, targets)
