@@ -230,14 +230,53 @@ class ReadData:
     is_fit: bool = False
 
     def split(self, fraction: float, seed: int, max_in_time: int = 1) -> Split:
-        """Hold out a fraction of the series, or the last steps of up to ``max_in_time``."""
-        # only labels can be split in proportion
-        labels = None
-        if self.classes is not None:
-            labels = _labels_of_series(self.inputs, self.targets, self.reader)
-        return hold_out(
-            self.inputs, self.targets, fraction, seed, labels, max_in_time, self.counted
+        """Hold out a fraction of the series, chosen at random, or the last steps of ``timesteps``
+        and of up to ``max_in_time`` series; the number is rounded up.
+
+        Raises
+        ------
+        ValueError
+            If it leaves nothing to train on.
+        """
+        whole = self.counted or self.inputs.all_series()
+        in_time = self.inputs.form == "timesteps" or len(whole) <= max_in_time
+        n = whole.max_length if in_time else len(whole)
+        n_held = math.ceil(n * fraction)
+        # rounded up, so that there is always something to validate on; training needs the rest
+        if n_held >= n:
+            raise ValueError(
+                f"early_stopping holds out {n_held} of "
+                f"n_samples={n}{' time steps' if in_time else ''}, which leaves nothing to train "
+                "on; give more data, or early_stopping=False"
+            )
+        if not in_time:
+            # only labels can be split in proportion
+            labels = None if self.classes is None else self._labels_of_series()
+            return _hold_out_series(whole, n_held, seed, labels)
+        if self.targets.per_series:
+            raise ValueError(
+                "early_stopping of one series holds out its last steps, but y has one target, at "
+                "the last step; give more series, or early_stopping=False"
+            )
+        # The cut counts from the start of each series.
+        n_before = np.minimum(n - n_held, whole.length)
+        n_after = whole.length - n_before
+        return Split(
+            Segments(whole.series, whole.start, n_before),
+            Segments(whole.series, whole.start + n_before, n_after),
         )
+
+    def _labels_of_series(self) -> np.ndarray | None:
+        """Return the label of each series of all ranks; None if labels belong to steps."""
+        targets = self.targets
+        array = targets.series[0].array
+        shards = self.inputs.shards
+        n_steps = self.inputs.T if shards is None else shards.n_steps
+        if not targets.per_series and n_steps > 1:
+            return None
+        # of one target per series, at its last step, the source has it at all steps
+        labels = array.source[0, :, 0] if targets.per_series else np.asarray(array[0, :, 0])
+        return labels if shards is None else shards.in_common_order(self.reader.gather(labels))
 
     def cut(
         self, settings: Settings, spec: Spec, batchsize: int, split: Split | None = None
@@ -619,93 +658,22 @@ class Split(NamedTuple):
     validation: Segments
 
 
-def hold_out(
-    inputs: Inputs,
-    targets: Targets,
-    fraction: float,
-    seed: int,
-    labels: np.ndarray | None,
-    max_in_time: int = 1,
-    counted: Segments | None = None,
-) -> Split:
-    """Hold out random series, or the last steps of a single series and of ``timesteps``.
-
-    Parameters
-    ----------
-    inputs : Inputs
-    targets : Targets
-    fraction : float
-        Fraction of the series, or of the steps, to hold out; the number is rounded up.
-    seed : int
-    labels : ndarray of shape (N,), optional
-        The label of each series, to be split in proportion if possible.
-    max_in_time : int
-        Number of series up to which their last steps are held out.
-    counted : Segments, optional
-        What to divide of each series, if not the whole.
-
-    Raises
-    ------
-    ValueError
-        If it leaves nothing to train on.
-    """
-    whole = counted or inputs.all_series()
-    in_time = inputs.form == "timesteps" or len(whole) <= max_in_time
-    n = whole.max_length if in_time else len(whole)
-    n_held = math.ceil(n * fraction)
-    # rounded up, so that there is always something to validate on; training needs the rest
-    if n_held >= n:
-        raise ValueError(
-            f"early_stopping holds out {n_held} of "
-            f"n_samples={n}{' time steps' if in_time else ''}, which leaves nothing to train on; "
-            "give more data, or early_stopping=False"
-        )
-    if not in_time:
-        return _hold_out_series(whole, n_held, seed, labels)
-    if targets.per_series:
-        raise ValueError(
-            "early_stopping of one series holds out its last steps, but y has one target, at the "
-            "last step; give more series, or early_stopping=False"
-        )
-    # The cut counts from the start of each series.
-    n_before = np.minimum(n - n_held, whole.length)
-    n_after = whole.length - n_before
-    return Split(
-        Segments(whole.series, whole.start, n_before),
-        Segments(whole.series, whole.start + n_before, n_after),
-    )
-
-
 def _hold_out_series(whole: Segments, n_held: int, seed: int, labels: np.ndarray | None) -> Split:
     from sklearn.model_selection import train_test_split  # deferred: importing it takes 40 ms
 
-    strata = labels if labels is not None and _can_stratify(labels, n_held) else None
+    if labels is not None:
+        counts = np.unique(labels, return_counts=True)[1]
+        # both parts must contain each label
+        if counts.min() == 1 or len(counts) > min(n_held, len(labels) - n_held):
+            labels = None
     _, held_out = train_test_split(
-        np.arange(len(whole)), test_size=n_held, random_state=seed, stratify=strata
+        np.arange(len(whole)), test_size=n_held, random_state=seed, stratify=labels
     )
     is_held_out = np.isin(whole.series, held_out)
     return Split(
         Segments(whole.series, whole.start, np.where(is_held_out, 0, whole.length)),
         Segments(whole.series, whole.start, np.where(is_held_out, whole.length, 0)),
     )
-
-
-def _labels_of_series(inputs: Inputs, targets: Targets, reader: SeriesReader) -> np.ndarray | None:
-    """Return the label of each series of all ranks; None if labels belong to steps."""
-    array = targets.series[0].array
-    shards = inputs.shards
-    n_steps = inputs.T if shards is None else shards.n_steps
-    if not targets.per_series and n_steps > 1:
-        return None
-    # of one target per series, at its last step, the source has it at all steps
-    labels = array.source[0, :, 0] if targets.per_series else np.asarray(array[0, :, 0])
-    return labels if shards is None else shards.in_common_order(reader.gather(labels))
-
-
-def _can_stratify(labels: np.ndarray, n_held: int) -> bool:
-    """Return whether both parts can contain each label."""
-    counts = np.unique(labels, return_counts=True)[1]
-    return bool(counts.min() > 1) and len(counts) <= min(n_held, len(labels) - n_held)
 
 
 # -- how many series a minibatch has ---------------------------------------------------------------

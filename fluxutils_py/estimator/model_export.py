@@ -372,7 +372,10 @@ def check_export(
         spec = read_spec(_exported_parts(model).estimator.resolved_params().spec)
         tolerance = 1e-5 if spec.precision == "float32" else 0.05
     if is_header(path):
-        return _check_header(path, xs, expected, tolerance)
+        if len(xs) > 1:
+            raise ShapeError(f"{path} takes one input, x has {len(xs)}")
+        name = "y" if favoured is None else "probabilities"
+        return _compare(path, name, run_header(path, xs[0]), expected[-1], tolerance)
     file = ExportedModel(path, xs[0].shape[1])
     if len(file.metadata["inputs"]) != len(xs):
         raise ShapeError(f"{path} takes {len(file.metadata['inputs'])} inputs, x has {len(xs)}")
@@ -383,18 +386,6 @@ def check_export(
         outputs[0] = np.asarray(file.metadata["classes"])[outputs[0]]
     names = [entry["name"] for entry in file.metadata["outputs"]]
     return _compare_outputs(path, names, outputs, expected, favoured, tolerance)
-
-
-def _check_header(
-    path: str | PathLike[str],
-    xs: tuple[np.ndarray, ...],
-    expected: list[np.ndarray],
-    tolerance: float,
-) -> float:
-    if len(xs) > 1:
-        raise ShapeError(f"{path} takes one input, x has {len(xs)}")
-    name = "y" if len(expected) == 1 else "probabilities"
-    return _compare(path, name, run_header(path, xs[0]), expected[-1], tolerance)
 
 
 def _arrays_to_try(x: object) -> tuple[np.ndarray, ...]:
@@ -411,13 +402,8 @@ def _arrays_to_try(x: object) -> tuple[np.ndarray, ...]:
         raise ShapeError(
             f"x must be arrays (F, N, T) of equal N and T, got {[a.shape for a in xs]}"
         )
-    return _from_first_inputs(xs)
-
-
-def _from_first_inputs(xs: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
-    """Leave out the steps before all series have begun: a file takes its first step for one of the
-    series, a stream waits for an input.
-    """
+    # from where all series have begun: a file takes its first step for one of the series, a stream
+    # waits for an input
     has_input = np.logical_or.reduce([(a == a).any(0) for a in xs])
     begin = int(has_input.argmax(1).max())
     return tuple(a[:, :, begin:] for a in xs)
@@ -572,10 +558,9 @@ def _graph(
 def _sample_windows(est: BaseSeriesEstimator, dtype: torch.dtype) -> list[torch.Tensor]:
     """Return windows (4, 2, F) to trace the model with."""
     layout = est.fitted_parts_.layout
-    features = layout.features if isinstance(layout.features, tuple) else (layout.features,)
     generator = torch.Generator().manual_seed(0)  # the global one does not move
     samples = []
-    for n, kind in zip(features, layout.kinds, strict=True):
+    for n, kind in zip(layout.sizes, layout.kinds, strict=True):
         if kind == "int":
             samples.append(torch.zeros(4, 2, n, dtype=torch.int64))
         else:

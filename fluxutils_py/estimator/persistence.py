@@ -98,7 +98,7 @@ def estimator_content(est: BaseEstimator) -> dict[str, Any]:
         "spec": serialize_spec(arguments.get("spec")),
         "settings": {k: v for k, v in arguments.items() if k not in NO_SETTINGS and _is_plain(v)},
         "code": {k: full_name(arguments[k]) for k in CODE if callable(arguments.get(k))},
-        "keywords": _all_keywords(arguments),
+        "keywords": {name: _keywords_of(arguments.get(name)) for name in WITH_KEYWORDS},
         "parameters": {k: v.detach() for k, v in est.model_.state_dict().items()},
         "dtype": str(next(est.model_.parameters()).dtype).removeprefix("torch."),
         "optimizer": None if optimizer is None else serialize_optimizer(optimizer, est.model_),
@@ -150,7 +150,7 @@ def load_estimator(cls: type[BaseEstimator], path: object, arguments: dict[str, 
     """Load an estimator; see ``Estimator.load``."""
     check_arguments(cls, arguments)
     # after the arguments: a misspelt one should not cost the time to read a large file
-    content = read_estimator(path)
+    content = read_file(path, KIND, format=FORMAT)
     name = content.get("class")
     if name != cls.__name__:
         raise LoadError(f"{path} holds {name}, not {cls.__name__}; use {name}.load")
@@ -359,10 +359,6 @@ class StoredCode:
         return partial(given, **missing) if missing else given
 
 
-def _all_keywords(arguments: Mapping[str, object]) -> dict[str, Any]:
-    return {name: _keywords_of(arguments.get(name)) for name in WITH_KEYWORDS}
-
-
 def _keywords_of(value: object) -> dict[str, Any] | None:
     """Return the settings of a partial: plain ones, and the names of others; None without any."""
     if not isinstance(value, partial) or not value.keywords:
@@ -393,11 +389,6 @@ def _stored_code(content: dict[str, Any]) -> dict[str, StoredCode]:
         plain = {str(k): v for k, v in keywords["plain"].items()}
         found[argument] = StoredCode(str(name), plain, list(map(str, keywords["others"])))
     return found
-
-
-def read_estimator(path: object) -> dict[str, Any]:
-    """Return the content of a file that :func:`save_estimator` wrote."""
-    return read_file(path, KIND, format=FORMAT)
 
 
 @contextlib.contextmanager

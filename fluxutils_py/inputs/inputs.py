@@ -186,6 +186,11 @@ class InputLayout:
     kinds: tuple[str, ...]
     names: np.ndarray | None = None
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The number of features of each input."""
+        return tuple(map(int, np.atleast_1d(self.features)))
+
 
 @dataclass(frozen=True)
 class Schema:

@@ -227,8 +227,7 @@ class EstimatorStream:
         self.n_series = int(n_series)
         self.transforms: list[Transform] = [_find_decoder(est, method)]
         layout = est.fitted_parts_.layout
-        features = layout.features if isinstance(layout.features, tuple) else (layout.features,)
-        self._shapes = [(int(n), self.n_series) for n in features]
+        self._shapes = [(n, self.n_series) for n in layout.sizes]
         parameter = next(est.model_.parameters(), torch.empty(0))
         self._dtype = parameter.dtype
         self._device = parameter.device
@@ -238,7 +237,7 @@ class EstimatorStream:
             dtypes = [torch.int64 if kind == "int" else self._dtype for kind in layout.kinds]
             return [
                 torch.zeros(3, size, n, dtype=dtype, device=self._device)
-                for n, dtype in zip(features, dtypes, strict=True)
+                for n, dtype in zip(layout.sizes, dtypes, strict=True)
             ]
 
         spec = read_spec(est.resolved_params().spec)
