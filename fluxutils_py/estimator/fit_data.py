@@ -629,23 +629,15 @@ def mark_missing_labels(targets: Targets, classes: np.ndarray | None, loss: Loss
 
 
 def within(segments: Segments, bounds: Segments | None) -> Segments:
-    """Return what is left of segments within the bounds of each series."""
+    """Return what is left of segments within the bounds of each series, one segment for each in
+    order.
+    """
     if bounds is None:
         return segments
-    segments = intersect(segments, bounds)
-    return segments[segments.length > 0]
-
-
-def intersect(segments: Segments, bounds: Segments) -> Segments:
-    """Return the part of each segment within the bounds of its series; some may have length 0.
-
-    ``bounds`` has one segment for each series, in order.
-    """
     start = np.maximum(segments.start, bounds.start[segments.series])
-    stop = np.minimum(
-        segments.start + segments.length, (bounds.start + bounds.length)[segments.series]
-    )
-    return Segments(segments.series, start, np.maximum(stop - start, 0))
+    stop = np.minimum(segments.stop, bounds.stop[segments.series])
+    left = stop > start
+    return Segments(segments.series[left], start[left], (stop - start)[left])
 
 
 class Split(NamedTuple):

@@ -22,7 +22,13 @@ from fluxutils_py.estimator.fitted_parts import BaseSeriesEstimator
 from fluxutils_py.estimator.spec import read_spec
 from fluxutils_py.estimator.streams.streaming import ModelParts, stream, unwrap
 from fluxutils_py.exporting.compiled_header import is_header, run_header
-from fluxutils_py.exporting.export_files import FORMATS, ExportedModel, check_format, write_graph
+from fluxutils_py.exporting.export_files import (
+    FORMATS,
+    ExportedModel,
+    check_format,
+    largest_difference,
+    write_graph,
+)
 from fluxutils_py.exporting.graph import Gaps, Graph, initial_of
 from fluxutils_py.exporting.steps import ModelStep
 from fluxutils_py.files import atomic_write
@@ -33,7 +39,6 @@ from fluxutils_py.nn.precision import undisturbed
 from fluxutils_py.parallel import get_communicator
 from fluxutils_py.transformers.sequence_features import SequenceFeatures
 from fluxutils_py.transformers.transformer_base import SequenceTransformer
-from fluxutils_py.versions import installed_version
 
 
 def transformer_module(transformer: object, name: str, n_features: int) -> nn.Module:
@@ -372,10 +377,7 @@ def check_export(
         spec = read_spec(_exported_parts(model).estimator.resolved_params().spec)
         tolerance = 1e-5 if spec.precision == "float32" else 0.05
     if is_header(path):
-        if len(xs) > 1:
-            raise ShapeError(f"{path} takes one input, x has {len(xs)}")
-        name = "y" if favoured is None else "probabilities"
-        return _compare(path, name, run_header(path, xs[0]), expected[-1], tolerance)
+        return _check_header(path, xs, expected, tolerance)
     file = ExportedModel(path, xs[0].shape[1])
     if len(file.metadata["inputs"]) != len(xs):
         raise ShapeError(f"{path} takes {len(file.metadata['inputs'])} inputs, x has {len(xs)}")
@@ -386,6 +388,18 @@ def check_export(
         outputs[0] = np.asarray(file.metadata["classes"])[outputs[0]]
     names = [entry["name"] for entry in file.metadata["outputs"]]
     return _compare_outputs(path, names, outputs, expected, favoured, tolerance)
+
+
+def _check_header(
+    path: str | PathLike[str],
+    xs: tuple[np.ndarray, ...],
+    expected: list[np.ndarray],
+    tolerance: float,
+) -> float:
+    if len(xs) > 1:
+        raise ShapeError(f"{path} takes one input, x has {len(xs)}")
+    name = "y" if len(expected) == 1 else "probabilities"
+    return _compare(path, name, run_header(path, xs[0]), expected[-1], tolerance)
 
 
 def _arrays_to_try(x: object) -> tuple[np.ndarray, ...]:
@@ -402,8 +416,13 @@ def _arrays_to_try(x: object) -> tuple[np.ndarray, ...]:
         raise ShapeError(
             f"x must be arrays (F, N, T) of equal N and T, got {[a.shape for a in xs]}"
         )
-    # from where all series have begun: a file takes its first step for one of the series, a stream
-    # waits for an input
+    return _from_first_inputs(xs)
+
+
+def _from_first_inputs(xs: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
+    """Leave out the steps before all series have begun: a file takes its first step for one of the
+    series, a stream waits for an input.
+    """
     has_input = np.logical_or.reduce([(a == a).any(0) for a in xs])
     begin = int(has_input.argmax(1).max())
     return tuple(a[:, :, begin:] for a in xs)
@@ -490,12 +509,8 @@ def _compare(path: object, name: str, got: np.ndarray, want: np.ndarray, toleran
     want = want.astype(float)
     # small outputs are compared by their absolute difference: they may be 0
     scale = max(1.0, float(np.nanmax(np.abs(want), initial=0)))
-    both_nan = np.isnan(got) & np.isnan(want)
-    differences = np.where(both_nan, 0, np.abs(got - want)) / scale
-    differences = np.nan_to_num(differences, nan=np.inf)  # NaN on one side only
-    worst = float(differences.max())
+    worst, at = largest_difference(got, want, scale)
     if worst > tolerance:
-        at = np.unravel_index(differences.argmax(), differences.shape)
         raise ExportError(
             f"{path}: {name} is {got[at]:.7g} at step {at[0]}, series {at[1]}, that of the model "
             f"is {want[at]:.7g}: a relative difference of {worst:.1e}, above {tolerance:.1e}"
@@ -618,6 +633,4 @@ def _metadata(model: object, est: BaseSeriesEstimator) -> dict[str, Any]:
         "classes": None if classes is None else classes.tolist(),
         "per_series": bool(parts.codec.per_series),
         "estimator": type(est).__name__,
-        "fluxutils_py": installed_version("fluxutils_py"),
-        "torch": torch.__version__,
     }

@@ -98,7 +98,7 @@ def estimator_content(est: BaseEstimator) -> dict[str, Any]:
         "spec": serialize_spec(arguments.get("spec")),
         "settings": {k: v for k, v in arguments.items() if k not in NO_SETTINGS and _is_plain(v)},
         "code": {k: full_name(arguments[k]) for k in CODE if callable(arguments.get(k))},
-        "keywords": {name: _keywords_of(arguments.get(name)) for name in WITH_KEYWORDS},
+        "keywords": _all_keywords(arguments),
         "parameters": {k: v.detach() for k, v in est.model_.state_dict().items()},
         "dtype": str(next(est.model_.parameters()).dtype).removeprefix("torch."),
         "optimizer": None if optimizer is None else serialize_optimizer(optimizer, est.model_),
@@ -266,11 +266,9 @@ def read_dtype(name: object, path: object) -> torch.dtype:
 def _stored_arguments(content: dict[str, Any], path: object) -> dict[str, Any]:
     """Return the constructor's arguments from a file, with placeholders for user code."""
 
-    def build_model_of_file(config: Any) -> nn.Module:
-        return build_bounded(lambda: deserialize_module(config), content["parameters"], path)
-
+    parameters = content["parameters"]
     builders = {
-        "model": build_model_of_file,
+        "model": lambda c: build_bounded(lambda: deserialize_module(c), parameters, path),
         "loss": lambda config: seqloss(deserialize(config, LOSSES)),
         "opt": lambda config: deserialize(config, OPTIMIZERS),
     }
@@ -359,18 +357,16 @@ class StoredCode:
         return partial(given, **missing) if missing else given
 
 
+def _all_keywords(arguments: Mapping[str, object]) -> dict[str, Any]:
+    return {name: _keywords_of(arguments.get(name)) for name in WITH_KEYWORDS}
+
+
 def _keywords_of(value: object) -> dict[str, Any] | None:
     """Return the settings of a partial: plain ones, and the names of others; None without any."""
     if not isinstance(value, partial) or not value.keywords:
         return None
-    keywords = {k: v for k, v in value.keywords.items() if _is_setting(v)}
+    keywords = {k: v for k, v in value.keywords.items() if _is_plain(v)}
     return {"plain": keywords, "others": [k for k in value.keywords if k not in keywords]}
-
-
-def _is_setting(value: object) -> bool:
-    if isinstance(value, tuple | list):  # such as the widths of layers
-        return all(_is_setting(v) for v in value)
-    return _is_plain(value)
 
 
 def _stored_code(content: dict[str, Any]) -> dict[str, StoredCode]:
@@ -444,8 +440,8 @@ def _restore_optimizer(est: BaseEstimator, content: dict[str, Any]) -> None:
 def _is_plain(value: object) -> bool:
     if isinstance(value, dict):  # such as class_weight
         return all(isinstance(v, SETTING_TYPES) for pair in value.items() for v in pair)
-    if isinstance(value, list | tuple):  # such as level
-        return all(isinstance(v, SETTING_TYPES) for v in value)
+    if isinstance(value, list | tuple):  # such as level, or the widths of layers
+        return all(map(_is_plain, value))
     return isinstance(value, SETTING_TYPES)
 
 

@@ -69,8 +69,7 @@ def run_predict(
         )
         parts = est.fitted_parts_
         schema = input_schema(est, settings, parts)
-        # a text asks for an array with the labels of x
-        labels, out = split_labels(x, out) if isinstance(out, str) else (None, out)
+        labels, out = split_labels(x, out)
         inputs = read_inputs(x, schema, starts=starts, lengths=lengths, padded=False)
         if lengths is starts is None:
             # where series go on before or after them, steps without input are gaps

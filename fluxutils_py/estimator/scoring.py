@@ -29,10 +29,10 @@ def run_score(
     est: BaseSeriesEstimator,
     x: object,
     y: object,
-    sample_weight: object = None,
-    lengths: object = None,
-    starts: object = None,
-    sharded: bool = False,
+    sample_weight: object,
+    lengths: object,
+    starts: object,
+    sharded: bool,
 ) -> float:
     """Score the predictions of an estimator on all ranks; see ``Estimator.score``."""
     settings = est.resolved_params()

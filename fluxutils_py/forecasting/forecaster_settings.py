@@ -177,15 +177,13 @@ def collective_settings(settings: ForecasterSettings) -> dict[str, str]:
 
     Callbacks are compared by the fits of the networks.
     """
-    values = settings.get_params(deep=False)
-    return {name: _describe(value) for name, value in values.items() if name not in OF_RANK}
-
-
-def _describe(value: object) -> str:
-    """Return a text that is the same in every process; of code only its name."""
-    if callable(value):  # an address in memory differs from process to process
-        return str(getattr(value, "__qualname__", type(value).__name__))
-    return str(value)
+    texts = {}
+    for name, value in settings.get_params(deep=False).items():
+        if callable(value):  # whose address in memory differs from process to process
+            value = getattr(value, "__qualname__", type(value).__name__)
+        if name not in OF_RANK:
+            texts[name] = str(value)
+    return texts
 
 
 def sorted_quantiles(settings: ForecasterSettings) -> tuple[float, ...]:

@@ -217,10 +217,10 @@ class EstimatorStream:
     def __init__(
         self,
         est: BaseSeriesEstimator,
-        n_series: int = 1,
-        state: Sequence[Tensor] | None = None,
-        method: str = "predict",
-        learning: Learning | None = None,
+        n_series: int,
+        state: Sequence[Tensor] | None,
+        method: str,
+        learning: Learning | None,
     ) -> None:
         check_is_fitted(est, "model_")
         check_integer("n_series", n_series, 1, error=SpecError)
@@ -232,14 +232,6 @@ class EstimatorStream:
         self._dtype = parameter.dtype
         self._device = parameter.device
 
-        def sample() -> list[Tensor]:
-            size = min(4, self.n_series)
-            dtypes = [torch.int64 if kind == "int" else self._dtype for kind in layout.kinds]
-            return [
-                torch.zeros(3, size, n, dtype=dtype, device=self._device)
-                for n, dtype in zip(layout.sizes, dtypes, strict=True)
-            ]
-
         spec = read_spec(est.resolved_params().spec)
         # copies the model: a later fit of the estimator does not change a running stream
         self._gap_value = gap_value_of(est.model_)
@@ -248,7 +240,9 @@ class EstimatorStream:
         if learning is not None:
             self._learner = StepLearner(est, self.n_series, learning)
             model = self._learner.model
-        self._session = InferenceSession(model, sample, int(spec.overlap), spec.precision)
+        self._session = InferenceSession(
+            model, partial(self._sample, layout.kinds), int(spec.overlap), spec.precision
+        )
         self._load(state)
         # series without any input yet, if there are some: they begin with it, as in predict
         known = None if state is None else self._session.state
@@ -262,6 +256,15 @@ class EstimatorStream:
             name = str(self._dtype).removeprefix("torch.")
             self._output = output_form(codec, method, np.dtype(name))
         self._native = self.native_step()
+
+    def _sample(self, kinds: Sequence[str]) -> list[Tensor]:
+        """Return three steps of a few series, to try the model on."""
+        size = min(4, self.n_series)
+        dtypes = [torch.int64 if kind == "int" else self._dtype for kind in kinds]
+        return [
+            torch.zeros(3, size, n, dtype=dtype, device=self._device)
+            for (n, _), dtype in zip(self._shapes, dtypes, strict=True)
+        ]
 
     def _load(self, state: Sequence[Tensor] | None) -> None:
         """Continue from a state of the model, with what was learnt behind it or without."""
@@ -426,9 +429,9 @@ class PipelineStream:
         steps: Sequence[tuple[str, Any]],
         last: Any,
         n_series: int,
-        state: Sequence[Tensor] | None = None,
-        method: str = "predict",
-        learning: Learning | None = None,
+        state: Sequence[Tensor] | None,
+        method: str,
+        learning: Learning | None,
     ) -> None:
         unread = None if state is None else list(state)
         self._steps: list[Any] = []
