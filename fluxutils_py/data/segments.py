@@ -147,7 +147,7 @@ class Segments:
 
     def last_steps(self) -> Segments:
         """Return the last step of each row, which has one, as a row of its own."""
-        return replace(self, start=self.start + self.length - 1, length=np.ones_like(self.length))
+        return replace(self, start=self.stop - 1, length=np.ones_like(self.length))
 
     def without_first(self, n: int) -> Segments:
         """Return the rows without their first ``n`` steps, such as a burn-in; those of ``n`` steps

@@ -483,7 +483,7 @@ def read_past(model: ExplainedModel, series: int, step: int | None) -> Past:
         raise ShapeError(f"series is {series}, but x has {inputs.N} series")
     series = int(series) % inputs.N
     whole = inputs.local_series()[series : series + 1]
-    end = int(whole.start[0] + whole.length[0])
+    end = int(whole.stop[0])
     first = int(whole.start[0])
     step = end - 1 if step is None else check_integer("step", step)
     place = step if step >= 0 else end + step

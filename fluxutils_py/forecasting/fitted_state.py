@@ -79,10 +79,6 @@ class FittedState:
         """Number of steps to forecast."""
         return self.features.h
 
-    @property
-    def n_quantiles(self) -> int:
-        return len(self.quantiles)
-
     def windows(self, panel: Panel) -> PanelWindows:
         """Return the windows of a panel, from its first step."""
         values = self.channels.values(panel, self.columns.target)

@@ -584,8 +584,6 @@ def restrict_steps(inputs: Inputs, starts: object, lengths: object) -> Inputs:
     ShapeError, DataError, ValueError
         If they are not N integers, or a series would be empty or exceed T.
     """
-    if starts is None and lengths is None:
-        return inputs
     if inputs.is_list:
         raise ValueError(
             "starts and lengths are for series in one array; those of a list have their own lengths"

@@ -217,10 +217,10 @@ class EstimatorStream:
     def __init__(
         self,
         est: BaseSeriesEstimator,
-        n_series: int,
-        state: Sequence[Tensor] | None,
-        method: str,
-        learning: Learning | None,
+        n_series: int = 1,
+        state: Sequence[Tensor] | None = None,
+        method: str = "predict",
+        learning: Learning | None = None,
     ) -> None:
         check_is_fitted(est, "model_")
         check_integer("n_series", n_series, 1, error=SpecError)

@@ -272,8 +272,8 @@ class WatchedStream:
         live: Any,
         shape: tuple[int, int],
         options: StreamOptions,
-        classes: np.ndarray | None,
-        levels: Sequence[float],
+        classes: np.ndarray | None = None,
+        levels: Sequence[float] = (),
     ) -> None:
         self._live = live
         self._shape = shape
