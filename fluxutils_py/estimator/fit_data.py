@@ -369,7 +369,15 @@ class ReadData:
         classes = self.classes
         of_class = None
         if classes is not None and settings.class_weight is not None:
-            of_class = self._weights_of_classes(settings.class_weight, classes, blocks)
+            # frequencies are those of the first of several parts
+            of_class = None if self.earlier is None else self.earlier.class_weight
+            if of_class is None or self.is_fit or not isinstance(settings.class_weight, str):
+                n = len(classes)
+                of_class = weights_of_classes(
+                    settings.class_weight,
+                    classes,
+                    lambda: self.reader.total(count_classes(blocks(), n)),
+                )
         if self.earlier is not None:
             return replace(
                 self.earlier,
@@ -381,19 +389,6 @@ class ReadData:
         if settings.scale_target and len(targets.series) == 1:
             scale = TargetScale.of(targets.series[0], blocks(), self.reader.moments)
         return TargetCodec(classes, scale, targets.per_series, targets.ndim, of_class)
-
-    def _weights_of_classes(
-        self, class_weight: Any, classes: np.ndarray, blocks: Callable[[], Iterable[LossBlock]]
-    ) -> np.ndarray:
-        """Return the weight of each class. Frequencies are those of the first of several parts."""
-        kept = None if self.earlier is None else self.earlier.class_weight
-        if kept is not None and isinstance(class_weight, str) and not self.is_fit:
-            return kept
-        return weights_of_classes(
-            class_weight,
-            classes,
-            lambda: self.reader.total(count_classes(blocks(), len(classes))),
-        )
 
     def count_outputs(
         self, codec: TargetCodec, loss: Loss, blocks: Callable[[], Iterable[LossBlock]]

@@ -191,7 +191,7 @@ def _live_outputs(
         _require_features(targets, [1 if are_labels else out.shape[2] for out in p.y])
         w = weights[:, :, None]
         outputs = []
-        has_target = lacks_prediction = np.zeros(weights.shape, bool)
+        has_target, lacks_prediction = np.zeros((2, *weights.shape), bool)
         for target, out in zip(targets, p.y, strict=True):
             if are_labels:
                 has_value = target != missing_label
@@ -201,8 +201,8 @@ def _live_outputs(
                 is_predicted = ~np.isnan(out.astype(float))
             counts = has_value & (w > 0)
             outputs.append((target, out, np.where(counts & is_predicted, w, 0)))
-            has_target = has_target | counts.any(2)
-            lacks_prediction = lacks_prediction | (counts & ~is_predicted).any(2)
+            has_target |= counts.any(2)
+            lacks_prediction |= (counts & ~is_predicted).any(2)
         yield outputs, (int(lacks_prediction.sum()), int(has_target.sum()))
 
 

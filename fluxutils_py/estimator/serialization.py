@@ -201,7 +201,9 @@ def serialize(value: Any) -> Any:
     if isinstance(value, SeqLoss):
         return serialize(value.criterion)
     if isinstance(value, partial) and not value.args:
-        return _serialize_partial(value)
+        config = serialize(value.func)  # a chain or another partial may have keywords already
+        keywords = {**config.get("keywords", {}), **_check_plain(value.keywords)}
+        return {**config, "keywords": keywords}
     if isinstance(value, ChainFactory | ChainedOptimizer):
         return {"chain": [serialize(link) for link in value.links]}
     if isinstance(value, Optimizer):
@@ -216,12 +218,6 @@ def serialize(value: Any) -> Any:
     if isinstance(value, nn.Module):
         return {"name": _name_of(type(value)), "made_with": _check_plain(_loss_arguments(value))}
     return {"name": _name_of(value)}
-
-
-def _serialize_partial(value: partial[Any]) -> dict[str, Any]:
-    config = serialize(value.func)  # a chain or another partial may have keywords already
-    keywords = {**config.get("keywords", {}), **_check_plain(value.keywords)}
-    return {**config, "keywords": keywords}
 
 
 def _loss_arguments(loss: nn.Module) -> dict[str, Any]:

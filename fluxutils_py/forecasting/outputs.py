@@ -169,17 +169,13 @@ def score_forecasts(
         )
     futr_df = df if fitted.channels.futr else None
     values = forecast_any(fitted, history, futr_df, None)[series, 0, step]
-    scale = _typical_changes(history.tail[0], fitted.features.season)
-    return -float(np.mean(np.abs(values - y_true[rows]) / scale[series]))
-
-
-def _typical_changes(values: np.ndarray, season: int) -> np.ndarray:
-    """Return the mean absolute change of each series (N, K) from season to season, above 0."""
-    # the tail may be shorter than a season
-    season = min(season, values.shape[1] - 1)
-    change = np.ma.masked_invalid(np.abs(values[:, season:] - values[:, :-season]))
+    # of each series the mean absolute change from season to season, above 0
+    last = history.tail[0]  # which may be shorter than a season
+    season = min(fitted.features.season, last.shape[1] - 1)
+    change = np.ma.masked_invalid(np.abs(last[:, season:] - last[:, :-season]))
     scale = change.mean(1).filled(0.0)
-    return np.maximum(scale, 1e-6 * (scale.max() or 1.0))
+    scale = np.maximum(scale, 1e-6 * (scale.max() or 1.0))
+    return -float(np.mean(np.abs(values - y_true[rows]) / scale[series]))
 
 
 # -- new data --------------------------------------------------------------------------------------
