@@ -69,7 +69,7 @@ def run_predict(
         )
         parts = est.fitted_parts_
         schema = input_schema(est, settings, parts)
-        labels, out = split_labels(x, out)
+        labels, out = _labels_for(x, out)
         inputs = read_inputs(x, schema, starts=starts, lengths=lengths, padded=False)
         if lengths is starts is None:
             # where series go on before or after them, steps without input are gaps
@@ -86,6 +86,13 @@ def run_predict(
             result = _as_rows(result, inputs, parts.codec, method)
         result = result if labels is None else with_labels(result, labels)
         return (result, blocks.state()) if return_state else result
+
+
+def _labels_for(x: object, out: object) -> tuple[Any | None, object]:
+    """Return the array whose labels predictions shall have, if ``out`` asks for that, and ``out``
+    if it is an array.
+    """
+    return split_labels(x, out) if isinstance(out, str) else (None, out)
 
 
 def _as_rows(result: Any, inputs: Inputs, codec: TargetCodec, method: str) -> Any:

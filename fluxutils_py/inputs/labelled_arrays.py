@@ -11,17 +11,15 @@ from fluxutils_py.errors import DataError, ShapeError
 OUTPUT = "output"  # the dimension of outputs, which are others than the features
 
 
-def split_labels(x: object, out: object) -> tuple[Any, object]:
-    """Return the array of xarray whose labels predictions shall have, if ``out`` asks for that, and
-    ``out`` if it is an array.
+def split_labels(x: object, out: str) -> tuple[Any, None]:
+    """Return the array of xarray whose labels predictions shall have, and an ``out`` without
+    "xarray".
 
     Raises
     ------
     DataError
         If ``out`` is another text than "xarray", or ``x`` has no labels.
     """
-    if not isinstance(out, str):
-        return None, out
     if out != "xarray":
         raise DataError(f"out must be an array, 'xarray' or None, got {out!r}")
     cls = type(x)
