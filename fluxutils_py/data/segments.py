@@ -45,6 +45,11 @@ class Segments:
             lengths = n_steps - start
         return cls(np.arange(n_series), start, np.asarray(lengths))
 
+    @classmethod
+    def single_steps(cls, series: np.ndarray, steps: np.ndarray) -> Segments:
+        """Make a row of each of these steps of these series."""
+        return cls(series, steps, np.ones(len(series), int))
+
     def __len__(self) -> int:
         return len(self.series)
 

@@ -164,7 +164,7 @@ def forecast_origins(
     baselines = []
     targets = []
     for at in origins.T:
-        steps = Segments(series, at, np.ones(len(at), int))
+        steps = Segments.single_steps(series, at)
         past = windows.past(steps, 0, 1)
         baselines.append(features.baselines(past)[:, 0])
         targets.append(windows.targets(steps, 0, 1)[:, 0].astype(np.float64))
