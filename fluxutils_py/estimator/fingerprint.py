@@ -91,11 +91,11 @@ def requested_identity(loop: FitLoop) -> dict[str, str]:
     settings = loop.data.settings
     model = loop.model
     seed = settings.random_state
-    if seed is not None and not isinstance(seed, numbers.Number):
-        seed = type(seed)  # of a generator, since a retried fit finds another state
+    # of a generator only the type, since a retried fit finds another state
+    is_number = seed is None or isinstance(seed, numbers.Number)
     texts = {
         **identity(loop),
-        "random_state": text(seed),
+        "random_state": text(seed) if is_number else type(seed).__name__,
         "spec.batchsize": text(loop.data.windows.batchsize),
     }
     if loop.resume:
