@@ -113,4 +113,5 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
 
 
 def _is_ours(module_name: str) -> bool:
-    return module_name.startswith("fluxutils_py.")
+    # a function that a context manager decorates is called from contextlib
+    return module_name.startswith("fluxutils_py.") or module_name == "contextlib"

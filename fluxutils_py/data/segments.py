@@ -45,6 +45,11 @@ class Segments:
             lengths = n_steps - start
         return cls(np.arange(n_series), start, np.asarray(lengths))
 
+    @classmethod
+    def single_steps(cls, series: np.ndarray, steps: np.ndarray) -> Segments:
+        """Make a row of each of these steps of these series."""
+        return cls(series, steps, np.ones(len(series), int))
+
     def __len__(self) -> int:
         return len(self.series)
 
@@ -147,7 +152,7 @@ class Segments:
 
     def last_steps(self) -> Segments:
         """Return the last step of each row, which has one, as a row of its own."""
-        return replace(self, start=self.start + self.length - 1, length=np.ones_like(self.length))
+        return replace(self, start=self.stop - 1, length=np.ones_like(self.length))
 
     def without_first(self, n: int) -> Segments:
         """Return the rows without their first ``n`` steps, such as a burn-in; those of ``n`` steps

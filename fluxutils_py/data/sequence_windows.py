@@ -381,8 +381,7 @@ class SequenceWindows:
             missing_steps = None if live is None else ~live
         required = live  # steps whose inputs must be numbers
         if self.one_target:
-            others = self._others_required(x, weighted, rows, start, stop)
-            required = _either_mask(live, others)
+            required = self._required_steps(live, x, weighted, rows, start, stop)
 
         mask = _loss_mask(outputs, live)
         input_mask = _with_axis(required)
@@ -436,19 +435,23 @@ class SequenceWindows:
                 steps = _both_masks(steps, ~np.isnan(v).all(-1))
         return steps
 
-    def _others_required(
+    def _required_steps(
         self,
+        live: np.ndarray | None,
         x: list[np.ndarray],
         weighted: np.ndarray | None,
         rows: Segments,
         start: int,
         stop: int,
     ) -> np.ndarray | None:
-        """Return the steps that the answer of a series needs beside those that are live."""
-        if self.y:  # the steps before the one with the target feed it
-            return self._with_input(weighted, x)
-        # there is no answer without an input of the last step
-        return np.asarray(np.arange(start, stop)[:, None] == rows.length - 1)
+        """Return the live steps and those that the answer of a series needs besides."""
+        if live is None:
+            return None
+        if not self.y:  # there is no answer without an input of the last step
+            return live | (np.arange(start, stop)[:, None] == rows.length - 1)
+        # the steps before the one with the target feed it
+        others = self._with_input(weighted, x)
+        return None if others is None else live | others
 
     def _masks_of_targets(self, mask: np.ndarray | None) -> list[np.ndarray | None]:
         """Return the part of a mask of the loss that belongs to each target."""
@@ -525,10 +528,6 @@ def _both_masks(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None
     if b is None or b.all():
         return a
     return b if a is None else a & b
-
-
-def _either_mask(a: np.ndarray | None, b: np.ndarray | None) -> np.ndarray | None:
-    return None if a is None or b is None else a | b
 
 
 def _all_finite(a: np.ndarray) -> bool:

@@ -115,7 +115,13 @@ def _call_with_sizes(model: Callable[..., Any], n_in: object, n_out: object) -> 
     """Call a class or function that makes a model, with those sizes that it takes."""
     model = with_python_numbers(model)
     # before the call, whose TypeError would not say what is filled in
-    if unknown := _required_arguments(model) - set(SIZES):
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    required = {
+        p.name
+        for p in parameters_of(model) or []
+        if p.default is p.empty and p.kind not in variable
+    }
+    if unknown := required - set(SIZES):
         raise TypeError(
             f"model={model!r} has required arguments that are not supplied: "
             f"{', '.join(sorted(unknown))}. Only n_in and n_out (numbers of features) are filled "
@@ -266,14 +272,6 @@ def _open_arguments(f: Callable[..., Any]) -> set[str]:
         closed |= set(f.keywords)
         f = f.func
     return {p.name for p in parameters_of(f) or []} - closed
-
-
-def _required_arguments(f: Callable[..., Any]) -> set[str]:
-    """Return the names of the arguments that a class, function or partial needs."""
-    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return {
-        p.name for p in parameters_of(f) or [] if p.default is p.empty and p.kind not in variable
-    }
 
 
 def require_gradients(call: str) -> None:

@@ -20,7 +20,7 @@ from fluxutils_py.nn.copying import deep_copy
 from fluxutils_py.nn.layers import Elementwise
 from fluxutils_py.nn.states import reset
 from fluxutils_py.steps.operations import Scaler, quantized
-from fluxutils_py.steps.step_program import StepProgram, UnsupportedStep, program_of
+from fluxutils_py.steps.step_program import UnsupportedStep, program_of
 from fluxutils_py.transformers.imputer import ForwardFill
 
 
@@ -68,7 +68,14 @@ def header_of(
         If a header cannot hold some part; the message names it.
     """
     model = reset(deep_copy(est.model_)).cpu().eval()
-    program = _program(model, n_features_of(est))
+    try:
+        program = program_of(model, n_features_of(est))
+    except UnsupportedStep as error:
+        raise ExportError(
+            f"the model cannot be written as C: {error}. Headers hold recurrent layers, features "
+            "of time, linear layers, normalisations and activations in nn.Sequential or "
+            "SequenceStack, and ready-made models; use format='onnx' for others"
+        ) from None
     inputs = [_transform(module) for module in before]
     if program.moments is not None:
         inputs += [Scaler("round")] * bool(inputs) + [program.moments]
@@ -90,25 +97,14 @@ def header_of(
 def n_features_of(est: BaseSeriesEstimator) -> int:
     """Return the number of features of the one input that a header takes."""
     layout = est.fitted_parts_.layout
-    features = layout.features if isinstance(layout.features, tuple) else (layout.features,)
-    if len(features) > 1 or layout.kinds[0] == "int":
-        what = f"{len(features)} inputs" if len(features) > 1 else "integers"
+    n_inputs = len(layout.sizes)
+    if n_inputs > 1 or layout.kinds[0] == "int":
+        what = f"{n_inputs} inputs" if n_inputs > 1 else "integers"
         raise ExportError(
             f"the model takes {what}, a C header one input of floating-point numbers: use "
             "format='onnx'"
         )
-    return int(features[0])
-
-
-def _program(model: nn.Module, n_in: int) -> StepProgram:
-    try:
-        return program_of(model, n_in)
-    except UnsupportedStep as error:
-        raise ExportError(
-            f"the model cannot be written as C: {error}. Headers hold recurrent layers, features "
-            "of time, linear layers, normalisations and activations in nn.Sequential or "
-            "SequenceStack, and ready-made models; use format='onnx' for others"
-        ) from None
+    return layout.sizes[0]
 
 
 def _transform(module: nn.Module) -> Scaler:

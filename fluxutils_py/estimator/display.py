@@ -82,10 +82,14 @@ class LossCurveDisplay:
                 "LossCurveDisplay needs a fitted estimator with loss_curve_, or a pipeline or "
                 f"search that ends in one; {type(fitted).__name__} has none"
             )
-        training, validation = _loss_curves(fitted)
+        training = fitted.loss_curve_
+        validation = getattr(fitted, "validation_loss_curve_", None)
+        if validation and len(validation) < len(training):  # some fits had validation data
+            # so that each loss is drawn at its epoch
+            validation = [record.get("validation_loss", math.nan) for record in fitted.history_]
         display = cls(
             loss_curve=training,
-            validation_loss_curve=validation,
+            validation_loss_curve=validation or None,
             name=type(fitted).__name__ if name is None else name,
         )
         return display.plot(ax, curve_kwargs=curve_kwargs)
@@ -131,13 +135,3 @@ def _draw_curve(ax: Any, curve: Sequence[float], style: dict[str, Any]) -> Any:
     epochs = range(1, len(curve) + 1)
     point = {"marker": "o"} if len(curve) == 1 else {}  # a line of one point cannot be seen
     return ax.plot(epochs, curve, **point | style)[0]
-
-
-def _loss_curves(estimator: Any) -> tuple[list[float], list[float] | None]:
-    """Return training and validation loss per epoch."""
-    training = estimator.loss_curve_
-    validation = getattr(estimator, "validation_loss_curve_", None)
-    if validation and len(validation) < len(training):  # some fits had validation data, some not
-        # so that each loss is drawn at its epoch
-        validation = [record.get("validation_loss", math.nan) for record in estimator.history_]
-    return training, validation or None

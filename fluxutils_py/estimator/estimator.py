@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from os import PathLike
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from sklearn.utils.metadata_routing import UNUSED
@@ -21,7 +21,7 @@ from fluxutils_py.estimator.nested_parameters import NestedParamsMixin
 from fluxutils_py.estimator.persistence import load_estimator, save_estimator
 from fluxutils_py.estimator.predicting import run_predict
 from fluxutils_py.estimator.scoring import run_score
-from fluxutils_py.estimator.spec import Settings, explains_arguments
+from fluxutils_py.estimator.spec import STOP_EARLY, Settings, explains_arguments
 from fluxutils_py.estimator.streams.streaming import EstimatorStream
 from fluxutils_py.estimator.streams.watched_stream import StreamOptions, watched_stream
 from fluxutils_py.nn.parameters import Freeze
@@ -175,6 +175,7 @@ class Estimator(CallbackSupport, NestedParamsMixin, BaseSeriesEstimator):
     __metadata_request__score = {"x": UNUSED}  # noqa: RUF012
 
     model_: Any  # the user's class of nn.Module, with attributes that only the user knows
+    INSTEAD: ClassVar[dict[str, str]] = {"early_stopping": STOP_EARLY}
 
     def __init__(
         self,

@@ -90,11 +90,14 @@ def requested_identity(loop: FitLoop) -> dict[str, str]:
     """
     settings = loop.data.settings
     model = loop.model
+    seed = settings.random_state
+    # of a generator only the type, since a retried fit finds another state
+    is_number = seed is None or isinstance(seed, numbers.Number)
     texts = {
         **identity(loop),
-        "random_state": _describe_seed(settings.random_state),
+        "random_state": text(seed) if is_number else type(seed).__name__,
+        "spec.batchsize": text(loop.data.windows.batchsize),
     }
-    texts["spec.batchsize"] = text(loop.data.windows.batchsize)
     if loop.resume:
         try:
             requested = build_optimizer(settings.opt, settings.model, model)
@@ -112,17 +115,11 @@ def sample_digests(data: FitData) -> dict[str, str]:
 
     They are enough to detect that a rank was given other data.
     """
-    # with shards, each rank has other data on purpose
-    shared = [
-        (name, s, w)
+    return {
+        f"the values of {name} (digest of some)": digest_sample(s, w.segments, places=2)
         for name, s, w in named_arrays(data.windows, data.validation)
-        if w.shards is None
-    ]
-    texts = {}
-    for name, s, w in shared:
-        digest = digest_sample(s, w.segments, places=2)
-        texts[f"the values of {name} (digest of some)"] = digest
-    return texts
+        if w.shards is None  # with shards, each rank has other data on purpose
+    }
 
 
 def data_digests(data: FitData) -> dict[str, tuple[str | None, str]]:
@@ -216,13 +213,6 @@ def _describe_optimizer(
             if name not in NOT_COMPARED:
                 texts.update(describe(f"{name}{where}", value))
     return texts
-
-
-def _describe_seed(random_state: object) -> str:
-    """Describe a seed; of a generator only the type, since a retried fit finds another state."""
-    if random_state is None or isinstance(random_state, numbers.Number):
-        return text(random_state)
-    return type(random_state).__name__
 
 
 def _describe_parameters(model: nn.Module) -> dict[str, str]:

@@ -230,14 +230,53 @@ class ReadData:
     is_fit: bool = False
 
     def split(self, fraction: float, seed: int, max_in_time: int = 1) -> Split:
-        """Hold out a fraction of the series, or the last steps of up to ``max_in_time``."""
-        # only labels can be split in proportion
-        labels = None
-        if self.classes is not None:
-            labels = _labels_of_series(self.inputs, self.targets, self.reader)
-        return hold_out(
-            self.inputs, self.targets, fraction, seed, labels, max_in_time, self.counted
+        """Hold out a fraction of the series, chosen at random, or the last steps of ``timesteps``
+        and of up to ``max_in_time`` series; the number is rounded up.
+
+        Raises
+        ------
+        ValueError
+            If it leaves nothing to train on.
+        """
+        whole = self.counted or self.inputs.all_series()
+        in_time = self.inputs.form == "timesteps" or len(whole) <= max_in_time
+        n = whole.max_length if in_time else len(whole)
+        n_held = math.ceil(n * fraction)
+        # rounded up, so that there is always something to validate on; training needs the rest
+        if n_held >= n:
+            raise ValueError(
+                f"early_stopping holds out {n_held} of "
+                f"n_samples={n}{' time steps' if in_time else ''}, which leaves nothing to train "
+                "on; give more data, or early_stopping=False"
+            )
+        if not in_time:
+            # only labels can be split in proportion
+            labels = None if self.classes is None else self._labels_of_series()
+            return _hold_out_series(whole, n_held, seed, labels)
+        if self.targets.per_series:
+            raise ValueError(
+                "early_stopping of one series holds out its last steps, but y has one target, at "
+                "the last step; give more series, or early_stopping=False"
+            )
+        # The cut counts from the start of each series.
+        n_before = np.minimum(n - n_held, whole.length)
+        n_after = whole.length - n_before
+        return Split(
+            Segments(whole.series, whole.start, n_before),
+            Segments(whole.series, whole.start + n_before, n_after),
         )
+
+    def _labels_of_series(self) -> np.ndarray | None:
+        """Return the label of each series of all ranks; None if labels belong to steps."""
+        targets = self.targets
+        array = targets.series[0].array
+        shards = self.inputs.shards
+        n_steps = self.inputs.T if shards is None else shards.n_steps
+        if not targets.per_series and n_steps > 1:
+            return None
+        # of one target per series, at its last step, the source has it at all steps
+        labels = array.source[0, :, 0] if targets.per_series else np.asarray(array[0, :, 0])
+        return labels if shards is None else shards.in_common_order(self.reader.gather(labels))
 
     def cut(
         self, settings: Settings, spec: Spec, batchsize: int, split: Split | None = None
@@ -330,7 +369,15 @@ class ReadData:
         classes = self.classes
         of_class = None
         if classes is not None and settings.class_weight is not None:
-            of_class = self._weights_of_classes(settings.class_weight, classes, blocks)
+            # frequencies are those of the first of several parts
+            of_class = None if self.earlier is None else self.earlier.class_weight
+            if of_class is None or self.is_fit or not isinstance(settings.class_weight, str):
+                n = len(classes)
+                of_class = weights_of_classes(
+                    settings.class_weight,
+                    classes,
+                    lambda: self.reader.total(count_classes(blocks(), n)),
+                )
         if self.earlier is not None:
             return replace(
                 self.earlier,
@@ -342,19 +389,6 @@ class ReadData:
         if settings.scale_target and len(targets.series) == 1:
             scale = TargetScale.of(targets.series[0], blocks(), self.reader.moments)
         return TargetCodec(classes, scale, targets.per_series, targets.ndim, of_class)
-
-    def _weights_of_classes(
-        self, class_weight: Any, classes: np.ndarray, blocks: Callable[[], Iterable[LossBlock]]
-    ) -> np.ndarray:
-        """Return the weight of each class. Frequencies are those of the first of several parts."""
-        kept = None if self.earlier is None else self.earlier.class_weight
-        if kept is not None and isinstance(class_weight, str) and not self.is_fit:
-            return kept
-        return weights_of_classes(
-            class_weight,
-            classes,
-            lambda: self.reader.total(count_classes(blocks(), len(classes))),
-        )
 
     def count_outputs(
         self, codec: TargetCodec, loss: Loss, blocks: Callable[[], Iterable[LossBlock]]
@@ -590,23 +624,15 @@ def mark_missing_labels(targets: Targets, classes: np.ndarray | None, loss: Loss
 
 
 def within(segments: Segments, bounds: Segments | None) -> Segments:
-    """Return what is left of segments within the bounds of each series."""
+    """Return what is left of segments within the bounds of each series, one segment for each in
+    order.
+    """
     if bounds is None:
         return segments
-    segments = intersect(segments, bounds)
-    return segments[segments.length > 0]
-
-
-def intersect(segments: Segments, bounds: Segments) -> Segments:
-    """Return the part of each segment within the bounds of its series; some may have length 0.
-
-    ``bounds`` has one segment for each series, in order.
-    """
     start = np.maximum(segments.start, bounds.start[segments.series])
-    stop = np.minimum(
-        segments.start + segments.length, (bounds.start + bounds.length)[segments.series]
-    )
-    return Segments(segments.series, start, np.maximum(stop - start, 0))
+    stop = np.minimum(segments.stop, bounds.stop[segments.series])
+    left = stop > start
+    return Segments(segments.series[left], start[left], (stop - start)[left])
 
 
 class Split(NamedTuple):
@@ -619,93 +645,22 @@ class Split(NamedTuple):
     validation: Segments
 
 
-def hold_out(
-    inputs: Inputs,
-    targets: Targets,
-    fraction: float,
-    seed: int,
-    labels: np.ndarray | None,
-    max_in_time: int = 1,
-    counted: Segments | None = None,
-) -> Split:
-    """Hold out random series, or the last steps of a single series and of ``timesteps``.
-
-    Parameters
-    ----------
-    inputs : Inputs
-    targets : Targets
-    fraction : float
-        Fraction of the series, or of the steps, to hold out; the number is rounded up.
-    seed : int
-    labels : ndarray of shape (N,), optional
-        The label of each series, to be split in proportion if possible.
-    max_in_time : int
-        Number of series up to which their last steps are held out.
-    counted : Segments, optional
-        What to divide of each series, if not the whole.
-
-    Raises
-    ------
-    ValueError
-        If it leaves nothing to train on.
-    """
-    whole = counted or inputs.all_series()
-    in_time = inputs.form == "timesteps" or len(whole) <= max_in_time
-    n = whole.max_length if in_time else len(whole)
-    n_held = math.ceil(n * fraction)
-    # rounded up, so that there is always something to validate on; training needs the rest
-    if n_held >= n:
-        raise ValueError(
-            f"early_stopping holds out {n_held} of "
-            f"n_samples={n}{' time steps' if in_time else ''}, which leaves nothing to train on; "
-            "give more data, or early_stopping=False"
-        )
-    if not in_time:
-        return _hold_out_series(whole, n_held, seed, labels)
-    if targets.per_series:
-        raise ValueError(
-            "early_stopping of one series holds out its last steps, but y has one target, at the "
-            "last step; give more series, or early_stopping=False"
-        )
-    # The cut counts from the start of each series.
-    n_before = np.minimum(n - n_held, whole.length)
-    n_after = whole.length - n_before
-    return Split(
-        Segments(whole.series, whole.start, n_before),
-        Segments(whole.series, whole.start + n_before, n_after),
-    )
-
-
 def _hold_out_series(whole: Segments, n_held: int, seed: int, labels: np.ndarray | None) -> Split:
     from sklearn.model_selection import train_test_split  # deferred: importing it takes 40 ms
 
-    strata = labels if labels is not None and _can_stratify(labels, n_held) else None
+    if labels is not None:
+        counts = np.unique(labels, return_counts=True)[1]
+        # both parts must contain each label
+        if counts.min() == 1 or len(counts) > min(n_held, len(labels) - n_held):
+            labels = None
     _, held_out = train_test_split(
-        np.arange(len(whole)), test_size=n_held, random_state=seed, stratify=strata
+        np.arange(len(whole)), test_size=n_held, random_state=seed, stratify=labels
     )
     is_held_out = np.isin(whole.series, held_out)
     return Split(
         Segments(whole.series, whole.start, np.where(is_held_out, 0, whole.length)),
         Segments(whole.series, whole.start, np.where(is_held_out, whole.length, 0)),
     )
-
-
-def _labels_of_series(inputs: Inputs, targets: Targets, reader: SeriesReader) -> np.ndarray | None:
-    """Return the label of each series of all ranks; None if labels belong to steps."""
-    array = targets.series[0].array
-    shards = inputs.shards
-    n_steps = inputs.T if shards is None else shards.n_steps
-    if not targets.per_series and n_steps > 1:
-        return None
-    # of one target per series, at its last step, the source has it at all steps
-    labels = array.source[0, :, 0] if targets.per_series else np.asarray(array[0, :, 0])
-    return labels if shards is None else shards.in_common_order(reader.gather(labels))
-
-
-def _can_stratify(labels: np.ndarray, n_held: int) -> bool:
-    """Return whether both parts can contain each label."""
-    counts = np.unique(labels, return_counts=True)[1]
-    return bool(counts.min() > 1) and len(counts) <= min(n_held, len(labels) - n_held)
 
 
 # -- how many series a minibatch has ---------------------------------------------------------------

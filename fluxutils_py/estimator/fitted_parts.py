@@ -190,10 +190,8 @@ def input_schema(est: BaseSeriesEstimator, settings: Settings, parts: FittedPart
     name = type(est).__name__
     if parts is None:
         return Schema(name, settings.n_timesteps)
-    longest = parts.longest if uses_past(est.model_) else 1
+    # layers that may look at earlier steps
+    modules = est.model_.modules()
+    uses_past = any(isinstance(m, Recur) or hasattr(m, "takes_windows") for m in modules)
+    longest = parts.longest if uses_past else 1
     return Schema(name, settings.n_timesteps, fitted=parts.layout, longest=longest)
-
-
-def uses_past(model: nn.Module) -> bool:
-    """Return whether a model has layers that may look at earlier steps."""
-    return any(isinstance(m, Recur) or hasattr(m, "takes_windows") for m in model.modules())

@@ -22,7 +22,13 @@ from fluxutils_py.estimator.fitted_parts import BaseSeriesEstimator
 from fluxutils_py.estimator.spec import read_spec
 from fluxutils_py.estimator.streams.streaming import ModelParts, stream, unwrap
 from fluxutils_py.exporting.compiled_header import is_header, run_header
-from fluxutils_py.exporting.export_files import FORMATS, ExportedModel, check_format, write_graph
+from fluxutils_py.exporting.export_files import (
+    FORMATS,
+    ExportedModel,
+    check_format,
+    largest_difference,
+    write_graph,
+)
 from fluxutils_py.exporting.graph import Gaps, Graph, initial_of
 from fluxutils_py.exporting.steps import ModelStep
 from fluxutils_py.files import atomic_write
@@ -33,7 +39,6 @@ from fluxutils_py.nn.precision import undisturbed
 from fluxutils_py.parallel import get_communicator
 from fluxutils_py.transformers.sequence_features import SequenceFeatures
 from fluxutils_py.transformers.transformer_base import SequenceTransformer
-from fluxutils_py.versions import installed_version
 
 
 def transformer_module(transformer: object, name: str, n_features: int) -> nn.Module:
@@ -504,12 +509,8 @@ def _compare(path: object, name: str, got: np.ndarray, want: np.ndarray, toleran
     want = want.astype(float)
     # small outputs are compared by their absolute difference: they may be 0
     scale = max(1.0, float(np.nanmax(np.abs(want), initial=0)))
-    both_nan = np.isnan(got) & np.isnan(want)
-    differences = np.where(both_nan, 0, np.abs(got - want)) / scale
-    differences = np.nan_to_num(differences, nan=np.inf)  # NaN on one side only
-    worst = float(differences.max())
+    worst, at = largest_difference(got, want, scale)
     if worst > tolerance:
-        at = np.unravel_index(differences.argmax(), differences.shape)
         raise ExportError(
             f"{path}: {name} is {got[at]:.7g} at step {at[0]}, series {at[1]}, that of the model "
             f"is {want[at]:.7g}: a relative difference of {worst:.1e}, above {tolerance:.1e}"
@@ -572,10 +573,9 @@ def _graph(
 def _sample_windows(est: BaseSeriesEstimator, dtype: torch.dtype) -> list[torch.Tensor]:
     """Return windows (4, 2, F) to trace the model with."""
     layout = est.fitted_parts_.layout
-    features = layout.features if isinstance(layout.features, tuple) else (layout.features,)
     generator = torch.Generator().manual_seed(0)  # the global one does not move
     samples = []
-    for n, kind in zip(features, layout.kinds, strict=True):
+    for n, kind in zip(layout.sizes, layout.kinds, strict=True):
         if kind == "int":
             samples.append(torch.zeros(4, 2, n, dtype=torch.int64))
         else:
@@ -633,6 +633,4 @@ def _metadata(model: object, est: BaseSeriesEstimator) -> dict[str, Any]:
         "classes": None if classes is None else classes.tolist(),
         "per_series": bool(parts.codec.per_series),
         "estimator": type(est).__name__,
-        "fluxutils_py": installed_version("fluxutils_py"),
-        "torch": torch.__version__,
     }

@@ -238,15 +238,11 @@ def _flatten_values(prefix: str, values: dict[str, Any]) -> dict[str, Any]:
     flat = {}
     for name, value in values.items():
         flat[f"{prefix}__{name}"] = value
-        if _has_parameters(value):
+        is_record = dataclasses.is_dataclass(value) and not isinstance(value, type)
+        # the settings of functions are not shown
+        if is_record or isinstance(value, partial | Mapping):
             flat |= _flatten_values(f"{prefix}__{name}", view(value).values)
     return flat
-
-
-def _has_parameters(value: object) -> bool:
-    """Whether a value inside an argument is shown with its settings; functions are not."""
-    is_record = dataclasses.is_dataclass(value) and not isinstance(value, type)
-    return is_record or isinstance(value, partial | Mapping)
 
 
 def _replace_values(

@@ -150,7 +150,7 @@ def load_estimator(cls: type[BaseEstimator], path: object, arguments: dict[str, 
     """Load an estimator; see ``Estimator.load``."""
     check_arguments(cls, arguments)
     # after the arguments: a misspelt one should not cost the time to read a large file
-    content = read_estimator(path)
+    content = read_file(path, KIND, format=FORMAT)
     name = content.get("class")
     if name != cls.__name__:
         raise LoadError(f"{path} holds {name}, not {cls.__name__}; use {name}.load")
@@ -266,11 +266,9 @@ def read_dtype(name: object, path: object) -> torch.dtype:
 def _stored_arguments(content: dict[str, Any], path: object) -> dict[str, Any]:
     """Return the constructor's arguments from a file, with placeholders for user code."""
 
-    def build_model_of_file(config: Any) -> nn.Module:
-        return build_bounded(lambda: deserialize_module(config), content["parameters"], path)
-
+    parameters = content["parameters"]
     builders = {
-        "model": build_model_of_file,
+        "model": lambda c: build_bounded(lambda: deserialize_module(c), parameters, path),
         "loss": lambda config: seqloss(deserialize(config, LOSSES)),
         "opt": lambda config: deserialize(config, OPTIMIZERS),
     }
@@ -367,14 +365,8 @@ def _keywords_of(value: object) -> dict[str, Any] | None:
     """Return the settings of a partial: plain ones, and the names of others; None without any."""
     if not isinstance(value, partial) or not value.keywords:
         return None
-    keywords = {k: v for k, v in value.keywords.items() if _is_setting(v)}
+    keywords = {k: v for k, v in value.keywords.items() if _is_plain(v)}
     return {"plain": keywords, "others": [k for k in value.keywords if k not in keywords]}
-
-
-def _is_setting(value: object) -> bool:
-    if isinstance(value, tuple | list):  # such as the widths of layers
-        return all(_is_setting(v) for v in value)
-    return _is_plain(value)
 
 
 def _stored_code(content: dict[str, Any]) -> dict[str, StoredCode]:
@@ -393,11 +385,6 @@ def _stored_code(content: dict[str, Any]) -> dict[str, StoredCode]:
         plain = {str(k): v for k, v in keywords["plain"].items()}
         found[argument] = StoredCode(str(name), plain, list(map(str, keywords["others"])))
     return found
-
-
-def read_estimator(path: object) -> dict[str, Any]:
-    """Return the content of a file that :func:`save_estimator` wrote."""
-    return read_file(path, KIND, format=FORMAT)
 
 
 @contextlib.contextmanager
@@ -453,8 +440,8 @@ def _restore_optimizer(est: BaseEstimator, content: dict[str, Any]) -> None:
 def _is_plain(value: object) -> bool:
     if isinstance(value, dict):  # such as class_weight
         return all(isinstance(v, SETTING_TYPES) for pair in value.items() for v in pair)
-    if isinstance(value, list | tuple):  # such as level
-        return all(isinstance(v, SETTING_TYPES) for v in value)
+    if isinstance(value, list | tuple):  # such as level, or the widths of layers
+        return all(map(_is_plain, value))
     return isinstance(value, SETTING_TYPES)
 
 

@@ -15,7 +15,7 @@ from fluxutils_py.data.ragged import as_ragged
 from fluxutils_py.data.segments import Segments
 from fluxutils_py.data.views import SequenceView
 from fluxutils_py.errors import ShapeError, SpecError
-from fluxutils_py.estimator.scoring import pooled_r2
+from fluxutils_py.estimator.scoring import pooled_r2, warn_of_unpredicted
 from fluxutils_py.inputs.inputs import Inputs, read_weight
 from fluxutils_py.inputs.labels import is_label
 from fluxutils_py.sklearn_private import Scorer
@@ -226,6 +226,9 @@ class _PooledMetric:
         # with one mean per feature, it cannot take one vector of all
         if self.function is _pooled_r2:
             return _pooled_r2(true, pred, weight)
+        has_target = is_label(true)
+        lacks_prediction = (has_target & ~live).any(0)
+        warn_of_unpredicted(int(lacks_prediction.sum()), int(has_target.any(0).sum()))
         if not live.any():
             return math.nan
         if weight is not None:

@@ -72,7 +72,9 @@ def run_predict(
         labels, out = _labels_for(x, out)
         inputs = read_inputs(x, schema, starts=starts, lengths=lengths, padded=False)
         if lengths is starts is None:
-            inputs = _without_padding(inputs, est.model_, state, return_state)
+            # where series go on before or after them, steps without input are gaps
+            begun = have_begun(est.model_, state, inputs.N)
+            inputs = without_padding(inputs, ~begun, ended=not return_state)
         spec = read_spec(settings.spec)
         decode = parts.codec.decoders()[method]
         is_last = parts.codec.per_series and inputs.form != "timesteps"
@@ -91,16 +93,6 @@ def _labels_for(x: object, out: object) -> tuple[Any | None, object]:
     if it is an array.
     """
     return split_labels(x, out) if isinstance(out, str) else (None, out)
-
-
-def _without_padding(
-    inputs: Inputs, model: nn.Module, state: list[Tensor] | None, return_state: bool
-) -> Inputs:
-    """Return inputs without steps that lack input at their ends; where series go on before or after
-    them, such a step is a gap.
-    """
-    begun = have_begun(model, state, inputs.N)
-    return without_padding(inputs, ~begun, ended=not return_state)
 
 
 def _as_rows(result: Any, inputs: Inputs, codec: TargetCodec, method: str) -> Any:
@@ -204,7 +196,12 @@ class BlockPredictor:
         last = self.inputs.local_series().length - 1  # counted from the start of each series
         outputs: np.ndarray | None = None
         for p in self:
-            y = _single_output(p.y)
+            if len(p.y) != 1:
+                raise ShapeError(
+                    f"the model gives {len(p.y)} outputs; one target per series is for models of "
+                    "one output"
+                )
+            (y,) = p.y
             if outputs is None:
                 outputs = np.full((self.inputs.N, y.shape[2]), _no_output(y.dtype), y.dtype)
             # blocks are of the same steps for all series, which end at different ones
@@ -267,15 +264,6 @@ class BlockPredictor:
 def _no_output(dtype: np.dtype) -> Any:
     """Return what stands at steps that a series does not have."""
     return np.nan if dtype.kind == "f" else dtype.type()
-
-
-def _single_output(outputs: tuple[np.ndarray, ...]) -> np.ndarray:
-    if len(outputs) != 1:
-        raise ShapeError(
-            f"the model gives {len(outputs)} outputs; one target per series is for models of one "
-            "output"
-        )
-    return outputs[0]
 
 
 class PredictionWriter:

@@ -104,7 +104,12 @@ class _Fit:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._require_same_fit(state)
-        self._require_same_hooks(state["hooks"])
+        hooks = self.loop.hooks.state_dict()
+        if missing := [name for name in state["hooks"] if name not in hooks]:
+            raise LoadError(
+                f"the checkpoint was written with the hooks {', '.join(map(repr, missing))}, "
+                "which are missing here; add them"
+            )
         for name, (whole, _) in state["data"].items():
             own, sample = self.data[name]
             # keeps a digest of all values for later checkpoints, where this fit read a sample only
@@ -125,12 +130,4 @@ class _Fit:
             raise LoadError(
                 f"{join_differences(changed)}; call fit with the same data and settings to "
                 "continue it, or give the Checkpointer another folder"
-            )
-
-    def _require_same_hooks(self, names: Sequence[str]) -> None:
-        hooks = self.loop.hooks.state_dict()
-        if missing := [name for name in names if name not in hooks]:
-            raise LoadError(
-                f"the checkpoint was written with the hooks {', '.join(map(repr, missing))}, "
-                "which are missing here; add them"
             )

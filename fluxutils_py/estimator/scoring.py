@@ -10,7 +10,7 @@ from sklearn.utils.validation import check_is_fitted
 
 from fluxutils_py.data import SampleWeight, SeriesArray
 from fluxutils_py.data.segments import Segments
-from fluxutils_py.errors import DataError, ShapeError
+from fluxutils_py.errors import DataError, ShapeError, warn
 from fluxutils_py.estimator.fit_data import target_schema
 from fluxutils_py.estimator.fitted_parts import BaseSeriesEstimator, input_schema
 from fluxutils_py.estimator.fitting import run_evaluate
@@ -29,10 +29,10 @@ def run_score(
     est: BaseSeriesEstimator,
     x: object,
     y: object,
-    sample_weight: object = None,
-    lengths: object = None,
-    starts: object = None,
-    sharded: bool = False,
+    sample_weight: object,
+    lengths: object,
+    starts: object,
+    sharded: bool,
 ) -> float:
     """Score the predictions of an estimator on all ranks; see ``Estimator.score``."""
     settings = est.resolved_params()
@@ -63,13 +63,17 @@ def run_score(
         weight = reader.weight(sample_weight, inputs)
         if weight is not None:
             weight = weight.normalized(segments, targets, mask_per_output=True, add_up=reader.total)
+        rows = segments
+        # of series that end with their inputs, targets behind the end are told of
+        if inputs.trimmed and not inputs.is_stand_in:
+            rows = Segments.from_lengths(inputs.N, inputs.T, starts=inputs.starts)
         loss = as_loss(settings.loss)
         missing = _missing_label(settings, loss, targets)
         if missing is not None:
-            return pooled_accuracy(predictions, targets, segments, weight, missing, ranks)
+            return pooled_accuracy(predictions, targets, rows, weight, missing, ranks)
         if isinstance(loss, SeqLoss) and loss.values:
             predictions.transform = parts.codec.decoders()["predict"]
-            return pooled_r2(predictions, targets, segments, weight, ranks)
+            return pooled_r2(predictions, targets, rows, weight, ranks)
     # outputs in another unit than the targets, such as log-odds: the loss alone compares the two
     series = (x, y, sample_weight, lengths, starts, sharded)
     mean_loss = run_evaluate(est, *series, whole=True)
@@ -99,11 +103,10 @@ def pooled_r2(
     counts; as in scikit-learn, 1 or 0 if ``y`` is constant.
     """
     sums = [_R2Sums(s.F) for s in y]
-    for p, targets, weights in _live_targets(predictions, y, rows, weight):
-        _require_features(targets, [out.shape[2] for out in p.y])
-        for s, of_output, target, out in zip(y, sums, targets, p.y, strict=True):
-            is_missing = np.isnan(target.astype(float)) | np.isnan(out.astype(float))
-            w = np.where(is_missing, 0, weights[:, :, None])
+    counts = np.zeros(2, int)
+    for outputs, of_steps in _live_outputs(predictions, y, rows, weight):
+        counts += of_steps
+        for s, of_output, (target, out, w) in zip(y, sums, outputs, strict=True):
             if (np.isinf(target) & (w > 0)).any():
                 raise DataError(
                     f"{s.name} is infinite at a step that counts; give it no target (NaN) or no "
@@ -112,10 +115,12 @@ def pooled_r2(
             of_output.add(target, out, w)
     ranks = RankGroup() if comm is None else comm
     # in the order of ranks, so that every rank gets the same bits
-    first, *others = ranks.allgather(sums)
-    for other in others:
+    (first, counts), *others = ranks.allgather((sums, counts))
+    for other, of_rank in others:
+        counts = counts + of_rank
         for of_output, part in zip(first, other, strict=True):
             of_output.join(part)
+    warn_of_unpredicted(*counts)
     scores = [of_output.r2() for of_output in first]
     return float(np.mean(scores))
 
@@ -131,31 +136,41 @@ def pooled_accuracy(
     """Return the share of live steps with the largest score at the target; ``ignore_index`` marks
     missing labels.
     """
-    right = 0.0
-    total = 0.0
-    for p, targets, weights in _live_targets(predictions, y, rows, weight):
-        _require_features(targets, [1 for _ in p.y])  # one label, whatever number of scores
-        for target, out in zip(targets, p.y, strict=True):
-            label = target[:, :, 0]
-            is_missing = (label == ignore_index) | np.isnan(out).any(-1)
-            w = np.where(is_missing, 0, weights)
-            is_right = out.argmax(-1) == label
-            right += float((is_right * w).sum())
-            total += float(w.sum())
-    of_ranks = ranks.allgather((right, total))
-    right = sum(part for part, _ in of_ranks)
-    total = sum(part for _, part in of_ranks)
-    return right / total if total else math.nan
+    sums = np.zeros(2)  # of weights where the label is right, and of all
+    counts = np.zeros(2, int)
+    for outputs, of_steps in _live_outputs(predictions, y, rows, weight, ignore_index):
+        counts += of_steps
+        for label, out, w in outputs:
+            is_right = out.argmax(-1, keepdims=True) == label
+            sums += float((is_right * w).sum()), float(w.sum())
+    of_ranks = ranks.allgather((sums, counts))
+    right, total = sum(part for part, _ in of_ranks)
+    warn_of_unpredicted(*sum(part for _, part in of_ranks))
+    return float(right / total) if total else math.nan
 
 
-def _live_targets(
+def warn_of_unpredicted(n_without: int, n_steps: int) -> None:
+    """Warn of steps with a target that do not count, since they have no prediction."""
+    if n_without:
+        warn(
+            f"{n_without} of {n_steps} steps with a target have no prediction, as where all inputs "
+            "are NaN, and do not count in the score: fill the inputs in, as with SequenceImputer, "
+            "or set these targets to NaN"
+        )
+
+
+def _live_outputs(
     predictions: Iterable[Prediction],
     y: tuple[SeriesArray, ...],
     rows: Segments,
     weight: SampleWeight | None,
-) -> Iterator[tuple[Prediction, list[np.ndarray], np.ndarray]]:
-    """Yield predictions with their targets, (S, B, G) each, and the weights of their steps, (S, B),
-    0 for steps outside a series.
+    missing_label: int | None = None,
+) -> Iterator[tuple[list[tuple[np.ndarray, np.ndarray, np.ndarray]], tuple[int, int]]]:
+    """Yield, for each block of predictions, the targets (S, B, G), predictions and weights (S, B,
+    G) of each output, and how many steps with a target have no prediction, and how many there are.
+
+    Weights are 0 where a step is outside a series, or has no target or no prediction. With
+    ``missing_label``, targets are labels (S, B, 1), and predictions their scores (S, B, K).
     """
     for p in predictions:
         part = rows[p.series]
@@ -172,7 +187,23 @@ def _live_targets(
         exists = part.step_mask(start, stop)
         if exists is not None:
             weights = np.where(exists, weights, 0)
-        yield p, targets, weights
+        are_labels = missing_label is not None
+        _require_features(targets, [1 if are_labels else out.shape[2] for out in p.y])
+        w = weights[:, :, None]
+        outputs = []
+        has_target, lacks_prediction = np.zeros((2, *weights.shape), bool)
+        for target, out in zip(targets, p.y, strict=True):
+            if are_labels:
+                has_value = target != missing_label
+                is_predicted = ~np.isnan(out).any(-1, keepdims=True)
+            else:
+                has_value = ~np.isnan(target.astype(float))
+                is_predicted = ~np.isnan(out.astype(float))
+            counts = has_value & (w > 0)
+            outputs.append((target, out, np.where(counts & is_predicted, w, 0)))
+            has_target |= counts.any(2)
+            lacks_prediction |= (counts & ~is_predicted).any(2)
+        yield outputs, (int(lacks_prediction.sum()), int(has_target.sum()))
 
 
 def _require_features(

@@ -166,16 +166,17 @@ def _check_plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
 # -- losses, optimizers, schedulers and specs ----------------------------------------------------
 
 
-# modules, and of which of their classes or functions a config may give the name
-PLACES: dict[str, tuple[ModuleType, Callable[[object], bool]]] = {
-    "fluxutils_py.nn": (own_nn, lambda f: _is_class(f, nn.Module)),
-    "fluxutils_py.nn.cells": (cells, lambda f: _is_class(f, nn.Module)),
-    "fluxutils_py.nn.layers": (layers, lambda f: _is_class(f, nn.Module)),
-    "torch.nn": (nn, lambda f: _is_class(f, nn.Module)),
-    "torch.nn.functional": (F, lambda f: _is_loss(getattr(f, "__name__", ""))),
-    "torch.optim": (torch.optim, lambda f: _is_class(f, Optimizer)),
-    "torch.optim.lr_scheduler": (lr_scheduler, lambda f: _is_class(f, LRScheduler)),
-    "fluxutils_py.optim": (own_optim, lambda f: _is_class(f, own_optim.Transform)),
+# modules, and the base of those of their classes that a config may name; None: functions that are
+# losses
+PLACES: dict[str, tuple[ModuleType, type | None]] = {
+    "fluxutils_py.nn": (own_nn, nn.Module),
+    "fluxutils_py.nn.cells": (cells, nn.Module),
+    "fluxutils_py.nn.layers": (layers, nn.Module),
+    "torch.nn": (nn, nn.Module),
+    "torch.nn.functional": (F, None),
+    "torch.optim": (torch.optim, Optimizer),
+    "torch.optim.lr_scheduler": (lr_scheduler, LRScheduler),
+    "fluxutils_py.optim": (own_optim, own_optim.Transform),
 }
 MODULES = ("fluxutils_py.nn", "fluxutils_py.nn.cells", "fluxutils_py.nn.layers", "torch.nn")
 LOSSES = ("torch.nn", "torch.nn.functional")
@@ -200,7 +201,9 @@ def serialize(value: Any) -> Any:
     if isinstance(value, SeqLoss):
         return serialize(value.criterion)
     if isinstance(value, partial) and not value.args:
-        return _serialize_partial(value)
+        config = serialize(value.func)  # a chain or another partial may have keywords already
+        keywords = {**config.get("keywords", {}), **_check_plain(value.keywords)}
+        return {**config, "keywords": keywords}
     if isinstance(value, ChainFactory | ChainedOptimizer):
         return {"chain": [serialize(link) for link in value.links]}
     if isinstance(value, Optimizer):
@@ -215,12 +218,6 @@ def serialize(value: Any) -> Any:
     if isinstance(value, nn.Module):
         return {"name": _name_of(type(value)), "made_with": _check_plain(_loss_arguments(value))}
     return {"name": _name_of(value)}
-
-
-def _serialize_partial(value: partial[Any]) -> dict[str, Any]:
-    config = serialize(value.func)  # a chain or another partial may have keywords already
-    keywords = {**config.get("keywords", {}), **_check_plain(value.keywords)}
-    return {**config, "keywords": keywords}
 
 
 def _loss_arguments(loss: nn.Module) -> dict[str, Any]:
@@ -263,10 +260,10 @@ def _named(
     """Return the class or function of this name in one of the places."""
     prefix, _, name = full_name.rpartition(".")
     if prefix in places:
-        module, allows = PLACES[prefix]
+        module, base = PLACES[prefix]
         made = getattr(module, name, None)
         # by name alone, a file could call anything in torch
-        if made is not None and allows(made):
+        if _is_allowed(made, base):
             return made
     raise LoadError(f"the file names {full_name!r}, which is none of {' or '.join(places)}")
 
@@ -278,20 +275,17 @@ def _name_of(
     """Invert :func:`_named`."""
     name = getattr(f, "__name__", "")
     for prefix in places:
-        module, allows = PLACES[prefix]
-        if name and getattr(module, name, None) is f and allows(f):
+        module, base = PLACES[prefix]
+        if getattr(module, name, None) is f and _is_allowed(f, base):
             return f"{prefix}.{name}"
     raise LoadError(f"{full_name(f)} is user code")
 
 
-def _is_class(
-    f: object,
-    base: type,
-) -> bool:
-    return isinstance(f, type) and issubclass(f, base) and f is not base
-
-
-def _is_loss(name: str) -> bool:
+def _is_allowed(f: object, base: type | None) -> bool:
+    """Return whether a file may name a class with this base, or, without one, a function."""
+    if base is not None:
+        return isinstance(f, type) and issubclass(f, base) and f is not base
+    name = getattr(f, "__name__", "")
     others = ("cross_entropy", "binary_cross_entropy", "kl_div")
     return name.endswith("_loss") or name.startswith(others)
 

@@ -217,15 +217,19 @@ NAMES = [f.name for f in fields(Spec)]
 # Arguments of estimators: a spec that has them would be accepted, and they would do nothing.
 ARGUMENTS = (
     *("model", "loss", "opt", "comm", "scaling", "device", "compile", "callbacks"),
-    *("warm_start", "random_state", "verbose", "target", "n_timesteps", "early_stopping"),
+    *("warm_start", "random_state", "verbose", "target", "n_timesteps"),
     *("scale_target", "class_weight"),
 )
+# What an Estimator has in place of the argument of ready-made estimators.
+STOP_EARLY = "set patience=n in the spec, and give fit(..., validation_data=(x, y))"
 
 
 def _place(field: str) -> str | None:
     """Return where an unknown field of a spec belongs; None if this package has no such name."""
     if field in ARGUMENTS:
         return f"; {field} is an argument of the estimator: Estimator(..., {field}=..., spec=...)"
+    if field == "early_stopping":
+        return f"; {STOP_EARLY}. SequenceRegressor and SequenceClassifier have it as an argument"
     if field in ("scheduler", "schedule_every"):
         return "; a scheduler is given as lr_schedule=f, or ('step', f) to step with the optimizer"
     if field in ("lr", "learning_rate"):

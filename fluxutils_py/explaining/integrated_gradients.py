@@ -41,6 +41,8 @@ MOST_ROWS = 64  # points of the path that are computed side by side
 TOLERANCE = 1e-4  # of completeness
 FIRST_POINTS = 16
 MOST_POINTS = 4096  # kinks, as of ReLU, take many
+MOST_EVALUATIONS = 1_000_000  # points times steps that are tried unasked: some seconds
+LAST_STEPS = 200  # to give, where there are too many for more points
 MOST_GRAPH_BYTES = 1 << 26  # of the graph of a window, about
 TENSORS_PER_UNIT = 4  # that a graph keeps, about
 
@@ -88,7 +90,8 @@ def explain(
         inputs stay as they are.
     n_points : int, optional
         Points on the path from baseline to inputs. None: 16, and four times as many until
-        attributions are complete to 1e-4, or 4096, as models with kinks (ReLU) may need.
+        attributions are complete to 1e-4, or 4096, as models with kinks (ReLU) may need, or points
+        times steps would be more than a million.
     lengths, starts : array of int, shape (N,), optional
         As for ``est.predict``.
 
@@ -138,13 +141,13 @@ def explain(
     ends = partial(past.ends, read_baselines(model, past, baseline))
     gradients = PathGradients(session, windows, ends, score)
     integral = gradients.integrate(n_points or FIRST_POINTS)
+    n_steps = past.at + 1 - windows[0].start
     while n_points is None and completeness_error(integral) > TOLERANCE:
-        if integral.n_points >= MOST_POINTS:
+        if integral.n_points >= MOST_POINTS or more_takes_long(integral.n_points, n_steps):
             break
         integral = gradients.integrate(4 * integral.n_points)
     attributions = integral.attributions
     # what the model saw after the step in its window counts only where it had an influence
-    n_steps = past.at + 1 - windows[0].start
     if not any(a[:, n_steps:].any() for a in attributions):
         attributions = tuple(np.ascontiguousarray(a[:, :n_steps]) for a in attributions)
     first = past.first + windows[0].start
@@ -305,12 +308,20 @@ def check_explanation(e: Explanation) -> None:
             f"gradient: the model has hard thresholds, or cuts its graph; {REMEDY}"
         )
     if e.completeness > TOLERANCE:
+        more = f"use more, n_points={4 * e.n_points}"
+        if more_takes_long(e.n_points, len(e.steps)):
+            more = f"give the last steps only, x[..., -{LAST_STEPS}:], or {more}, which takes long"
         warn(
             f"attributions sum to {matrix.sum():.6g}, but {e.output} differs by "
             f"{difference:.6g} from that of the baseline, an error of {e.completeness:.1e} with "
-            f"{e.n_points} points on the path; use more, n_points={4 * e.n_points}, or if the "
-            f"model has hard thresholds, {REMEDY}"
+            f"{e.n_points} points on the path and {len(e.steps)} steps; {more}, or if the model "
+            f"has hard thresholds, {REMEDY}"
         )
+
+
+def more_takes_long(n_points: int, n_steps: int) -> bool:
+    """Return whether four times as many points take more steps of the model than are tried."""
+    return 4 * n_points * n_steps > MOST_EVALUATIONS
 
 
 # -- the model, and the inputs that reach it -------------------------------------------------------
@@ -472,7 +483,7 @@ def read_past(model: ExplainedModel, series: int, step: int | None) -> Past:
         raise ShapeError(f"series is {series}, but x has {inputs.N} series")
     series = int(series) % inputs.N
     whole = inputs.local_series()[series : series + 1]
-    end = int(whole.start[0] + whole.length[0])
+    end = int(whole.stop[0])
     first = int(whole.start[0])
     step = end - 1 if step is None else check_integer("step", step)
     place = step if step >= 0 else end + step

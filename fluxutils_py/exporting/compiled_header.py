@@ -78,13 +78,11 @@ def run_header(path: str | os.PathLike[str], x: np.ndarray) -> np.ndarray:
     n_series, n_steps = x.shape[1:]
     sizes = np.array([n_series, n_steps], float)
     given = sizes.tobytes() + x.transpose(1, 2, 0).astype(float).tobytes()
-    done = _compile_and_run(path, {"header.h": text, "main.c": main}, given)
-    return np.frombuffer(done.stdout).reshape(n_series, n_steps, -1).transpose(1, 0, 2)
+    results = _compile_and_run(path, {"header.h": text, "main.c": main}, given)
+    return np.frombuffer(results).reshape(n_series, n_steps, -1).transpose(1, 0, 2)
 
 
-def _compile_and_run(
-    path: object, sources: dict[str, str], given: bytes
-) -> subprocess.CompletedProcess[bytes]:
+def _compile_and_run(path: object, sources: dict[str, str], given: bytes) -> bytes:
     with TemporaryDirectory() as folder:
         for name, text in sources.items():
             Path(folder, name).write_text(text, "utf-8")
@@ -96,7 +94,7 @@ def _compile_and_run(
         done = subprocess.run([str(Path(folder, "main"))], input=given, capture_output=True)
     if done.returncode:
         raise ExportError(f"{path}, compiled, ended with code {done.returncode}")
-    return done
+    return done.stdout
 
 
 def _find_compiler() -> list[str]:

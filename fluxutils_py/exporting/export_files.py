@@ -19,6 +19,7 @@ from fluxutils_py.exporting.graph import Graph, quiet_exporters
 from fluxutils_py.exporting.steps import InitialState
 from fluxutils_py.files import atomic_write
 from fluxutils_py.validation import require_package
+from fluxutils_py.versions import installed_version
 
 FORMATS = ("onnx", "torch")  # of graphs
 METADATA_FILE = "metadata.json"  # in a program of torch
@@ -87,44 +88,41 @@ def describe(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> dic
     plain values.
     """
 
+    def windows(names: Sequence[str], examples: Sequence[Tensor]) -> list[dict[str, Any]]:
+        return [
+            {"name": name, "shape": [STEPS, SERIES, *t.shape[2:]], "dtype": _dtype_name(t)}
+            for name, t in zip(names, examples, strict=True)
+        ]
+
     return {
-        "inputs": _window_entries(inputs, graph.inputs),
-        "outputs": _window_entries(outputs, graph.outputs),
+        "inputs": windows(inputs, graph.inputs),
+        "outputs": windows(outputs, graph.outputs),
         "states": [_state_entry(i, s) for i, s in enumerate(graph.initial)],
+        "fluxutils_py": installed_version("fluxutils_py"),
+        "torch": torch.__version__,
     }
 
 
-def _window_entries(names: Sequence[str], examples: Sequence[Tensor]) -> list[dict[str, Any]]:
-    entries = []
-    for name, t in zip(names, examples, strict=True):
-        shape = [STEPS, SERIES, *t.shape[2:]]
-        entries.append({"name": name, "shape": shape, "dtype": _dtype_name(t)})
-    return entries
-
-
 def _state_entry(i: int, state: InitialState) -> dict[str, Any]:
-    shape: list[int | str] = list(state.value.shape)
+    value = state.value
+    shape: list[int | str] = list(value.shape)
     shape[state.batch_axis] = SERIES
+    # one number if all values are equal, else nested lists; None for NaN, which JSON does not have
+    initial: Any = value.tolist()
+    if value.isnan().all():
+        initial = None
+    elif (value == value.flatten()[:1]).all():
+        initial = value.flatten()[:1].item()
     return {
         "name": f"state.{i}",
         "shape": shape,
-        "dtype": _dtype_name(state.value),
-        "initial": _initial_value(state.value),
+        "dtype": _dtype_name(value),
+        "initial": initial,
     }
 
 
 def _dtype_name(t: Tensor) -> str:
     return str(t.dtype).removeprefix("torch.")
-
-
-def _initial_value(value: Tensor) -> Any:
-    """Return one number if all values are equal, else nested lists; None for NaN, which JSON does
-    not have.
-    """
-    first = value.flatten()[:1].item()
-    if value.isnan().all():
-        return None
-    return first if bool((value == first).all()) else value.tolist()
 
 
 def _to_onnx(graph: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> Any:
@@ -235,6 +233,16 @@ def read_metadata(path: Path) -> dict[str, Any]:
 def format_of(path: Path) -> str:
     """Return the format of an exported file, by its content."""
     return "torch" if zipfile.is_zipfile(path) else "onnx"
+
+
+def largest_difference(
+    got: np.ndarray, want: np.ndarray, scale: Any
+) -> tuple[float, tuple[np.intp, ...]]:
+    """Return the largest difference in units of a scale, and where it is; NaN equals NaN alone."""
+    both_nan = np.isnan(got) & np.isnan(want)
+    away = np.where(both_nan, 0, np.abs(got - want)) / scale
+    away = np.nan_to_num(away, nan=np.inf)
+    return float(away.max()), np.unravel_index(away.argmax(), away.shape)
 
 
 class ExportedModel:

@@ -121,7 +121,7 @@ class ModelStep(nn.Module):
         _, started = self._run_watched(xs)
         reset(self.model)
         for name, y in of_layers.items():
-            if not _equal(y, started[name], rtol=1e-5, atol=1e-6):
+            if not torch.allclose(y, started[name], 1e-5, 1e-6, equal_nan=True):
                 raise ExportError(
                     f"{name!r} does not start from zeros: its first output differs if it gets "
                     "zeros as its state. Give its module a method empty_state() and Recur(module, "
@@ -253,10 +253,6 @@ def _initial_states(layer: Recur) -> list[InitialState]:
     return [InitialState(value, axis) for value in values]
 
 
-def _equal(a: Tensor, b: Tensor, rtol: float, atol: float) -> bool:
-    return torch.allclose(a, b, rtol=rtol, atol=atol, equal_nan=True)
-
-
 def require_exportable(model: nn.Module) -> None:
     """Raise an ExportError that names the first module that reads the future."""
     for name, m in model.named_modules():
@@ -279,7 +275,7 @@ def require_causal(model: nn.Module, xs: Sequence[Tensor]) -> None:
     reset(model)
     for name, y in before.items():
         other = after.get(name)
-        if other is not None and not _equal(y, other, rtol=1e-4, atol=1e-5):
+        if other is not None and not torch.allclose(y, other, 1e-4, 1e-5, equal_nan=True):
             raise ExportError(
                 f"{name} reads the future: outputs of a step change with later inputs; make it "
                 "causal"

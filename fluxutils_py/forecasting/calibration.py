@@ -118,7 +118,7 @@ def walk_held_out_end(
     n_origins = min(n_origins, MOST_ORIGINS, max(1, MOST_VALUES // per_origin))
     ahead = np.linspace(0, n_held - h, n_origins).round().astype(int)
     origins = (shortened[series] - 1)[:, None] + ahead
-    end = forecast_origins(models, windows, n_quantiles, series, origins)
+    end = forecast_origins(models, windows, series, origins)
     # missing values make no errors, and may be all of the end
     n_errors = (~np.isnan(end.errors)).sum((0, 1))
     return end if n_errors.min() >= min(LEAST_ERRORS, origins.size) else None
@@ -152,7 +152,6 @@ def held_out_steps(lengths: np.ndarray, h: int, season: int) -> int:
 def forecast_origins(
     models: Sequence[nn.Module],
     windows: PanelWindows,
-    n_quantiles: int,
     series: np.ndarray,
     origins: np.ndarray,
 ) -> HeldOutEnd:
@@ -161,11 +160,11 @@ def forecast_origins(
     by_model = [outputs_along(model, windows, origins, series, start) for model in models]
     features = windows.features
     outputs = np.mean(by_model, 0)
-    outputs = outputs.reshape(*origins.shape, 1 + n_quantiles, features.h)
+    outputs = outputs.reshape(*origins.shape, -1, features.h)
     baselines = []
     targets = []
     for at in origins.T:
-        steps = Segments(series, at, np.ones(len(at), int))
+        steps = Segments.single_steps(series, at)
         past = windows.past(steps, 0, 1)
         baselines.append(features.baselines(past)[:, 0])
         targets.append(windows.targets(steps, 0, 1)[:, 0].astype(np.float64))

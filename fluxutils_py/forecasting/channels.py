@@ -81,18 +81,11 @@ class Covariate:
             )
         if self.categories is None:
             return (values - self.mean) / self.scale
-        return self._codes(values, self.categories)
-
-    def _codes(
-        self,
-        labels: np.ndarray,
-        categories: tuple[Any, ...],
-    ) -> np.ndarray:
-        code_of: dict[Any, float] = {v: float(i) for i, v in enumerate(categories, 1)}
+        code_of: dict[Any, float] = {v: float(i) for i, v in enumerate(self.categories, 1)}
         code_of[None] = np.nan
-        codes = np.array([code_of.get(v, 0.0) for v in labels], float)
+        codes = np.array([code_of.get(v, 0.0) for v in values], float)
         # NaN, a missing label, is no new category
-        new = set(labels[codes == 0])
+        new = set(values[codes == 0])
         if new:
             first = sorted(map(repr, new))[:3]
             shown = ", ".join(first)

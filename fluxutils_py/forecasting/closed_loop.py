@@ -76,24 +76,18 @@ def rollout(
     (4, 2, 3)
     """
     check_integer("n_steps", n_steps, 1, error=SpecError)
-    if next_input is None:
-        _require_values(est)
-    stream, y = _read_past(est, x, "predict")
-    return _feed_back(stream, y, n_steps, x, known, next_input or np.asarray)
-
-
-def _require_values(est: Estimator) -> None:
-    """Raise SpecError if outputs are scores of a loss of torch, in another unit than the inputs."""
     settings = est.resolved_params()
     loss = as_loss(settings.loss)
-    if settings.is_classifier or not (isinstance(loss, SeqLoss) and loss.scores):
-        return
-    raise SpecError(
-        f"the outputs of a model trained with {loss!r} are scores, not values of the next inputs: "
-        "give next_input=, which makes these of them, such as lambda z: z > 0 for the log-odds of "
-        "labels, or rng.random(z.shape) < 1 / (1 + np.exp(-z)) to draw them; for symbols, use "
-        "generate"
-    )
+    is_of_scores = isinstance(loss, SeqLoss) and loss.scores and not settings.is_classifier
+    if next_input is None and is_of_scores:
+        raise SpecError(
+            f"the outputs of a model trained with {loss!r} are scores, not values of the next "
+            "inputs: give next_input=, which makes these of them, such as lambda z: z > 0 for the "
+            "log-odds of labels, or rng.random(z.shape) < 1 / (1 + np.exp(-z)) to draw them; for "
+            "symbols, use generate"
+        )
+    stream, y = _read_past(est, x, "predict")
+    return _feed_back(stream, y, n_steps, x, known, next_input or np.asarray)
 
 
 def _feed_back(

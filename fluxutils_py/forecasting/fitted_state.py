@@ -79,10 +79,6 @@ class FittedState:
         """Number of steps to forecast."""
         return self.features.h
 
-    @property
-    def n_quantiles(self) -> int:
-        return len(self.quantiles)
-
     def windows(self, panel: Panel) -> PanelWindows:
         """Return the windows of a panel, from its first step."""
         values = self.channels.values(panel, self.columns.target)
@@ -319,12 +315,6 @@ def _one_batch(
     return SequenceWindows((inputs,), batchsize=len(rows), seqsize=n_steps, segments=rows)
 
 
-def _single_steps(at: np.ndarray) -> Segments:
-    """Return the step ``at[n]`` of each series."""
-    n = len(at)
-    return Segments(np.arange(n), at, np.ones(n, int))
-
-
 def last_outputs(
     model: nn.Module,
     windows: PanelWindows,
@@ -376,7 +366,7 @@ def outputs_along(
         series = np.arange(len(origins))
     if not recurrent_layers(model):  # which reads no other steps
         row, column = np.nonzero(origins >= 0)
-        steps = Segments(series[row], origins[row, column], np.ones(len(row), int))
+        steps = Segments.single_steps(series[row], origins[row, column])
         outputs = last_outputs(model, windows, steps, [])
         out = np.full((*origins.shape, outputs.shape[1]), np.nan)
         out[row, column] = outputs
@@ -409,7 +399,7 @@ def forecasts_along(
     """
     by_model = [outputs_along(model, windows, origins) for model in fitted.models]
     for i, at in enumerate(origins.T):
-        past = windows.past(_single_steps(np.maximum(at, 0)), 0, 1)
+        past = windows.past(Segments.single_steps(np.arange(len(at)), np.maximum(at, 0)), 0, 1)
         yield _denormalised(fitted, past, [outputs[:, i] for outputs in by_model])
 
 
@@ -430,7 +420,7 @@ def forecasts(
 
     NaN for series without known values.
     """
-    steps = _single_steps(at)
+    steps = Segments.single_steps(np.arange(len(at)), at)
     past = windows.past(steps, 0, 1)
     pairs = zip(fitted.models, states, strict=True)
     by_model = [last_outputs(model, windows, steps, state) for model, state in pairs]

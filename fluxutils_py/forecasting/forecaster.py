@@ -37,8 +37,8 @@ from fluxutils_py.forecasting.outputs import (
     extended_history,
     forecast_any,
     forecast_frame,
-    future_frame,
     key_columns,
+    require_frame,
     score_forecasts,
 )
 from fluxutils_py.forecasting.read_series import read_series
@@ -341,7 +341,10 @@ class Forecaster(ForecasterSettings):
         """Return a frame of the ids and times that :meth:`predict` forecasts, with the same ``h``,
         to add the covariates known ahead to.
         """
-        return future_frame(self._fitted, self.history_, h)
+        fitted = self._fitted
+        panel = require_frame(self.history_)
+        n_steps = check_integer("h", h, 1, optional=True) or fitted.h
+        return make_frame(key_columns(fitted, panel, n_steps), panel.types, panel.backend)
 
     def cross_validation(
         self,
@@ -574,7 +577,19 @@ def cross_validate(
     h = int(settings.h)
     behind = h + step_size * np.arange(n_windows - 1, -1, -1)
     cutoffs = np.maximum(panel.lengths[:, None] - behind, 0)  # (N, W); 0: the series has not begun
-    _require_long_series(panel, cutoffs[:, 0], int(behind[0]))
+    short = np.flatnonzero(cutoffs[:, 0] == 0)
+    if len(short) == panel.n_series:
+        raise DataError(
+            f"no series is long enough: the windows take {behind[0]} steps from the end of each, "
+            f"and the longest series has {panel.lengths.max()}; use fewer windows, or a smaller "
+            "step_size"
+        )
+    if len(short):
+        warn(
+            f"{len(short)} of {panel.n_series} series are too short for the first window, which "
+            f"takes {behind[0]} steps from the end of each (series {panel.ids[short[0]]!r} has "
+            f"{panel.lengths[short[0]]})"
+        )
     first_step = np.zeros(panel.n_series, int)
     parts: list[dict[str, np.ndarray]] = []
     # one pass over the series serves all cutoffs of the same networks
@@ -591,23 +606,6 @@ def cross_validate(
     found = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     types = panel.types | {"cutoff": panel.types[columns.time]}
     return make_frame(found, types, panel.backend)
-
-
-def _require_long_series(panel: Panel, cutoff: np.ndarray, behind: int) -> None:
-    """Raise DataError if no series begins before the first cutoff; warn of those that do not."""
-    short = np.flatnonzero(cutoff == 0)
-    if len(short) == panel.n_series:
-        raise DataError(
-            f"no series is long enough: the windows take {behind} steps from the end of each, and "
-            f"the longest series has {panel.lengths.max()}; use fewer windows, or a smaller "
-            "step_size"
-        )
-    if len(short):
-        warn(
-            f"{len(short)} of {panel.n_series} series are too short for the first window, which "
-            f"takes {behind} steps from the end of each (series {panel.ids[short[0]]!r} has "
-            f"{panel.lengths[short[0]]})"
-        )
 
 
 def _window_columns(

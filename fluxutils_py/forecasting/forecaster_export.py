@@ -12,7 +12,12 @@ from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor, nn
 
 from fluxutils_py.errors import ExportError
-from fluxutils_py.exporting.export_files import ExportedModel, Path, write_graph
+from fluxutils_py.exporting.export_files import (
+    ExportedModel,
+    Path,
+    largest_difference,
+    write_graph,
+)
 from fluxutils_py.exporting.graph import Graph
 from fluxutils_py.exporting.steps import InitialState, ModelStep
 from fluxutils_py.forecasting.channels import Covariate
@@ -22,7 +27,6 @@ from fluxutils_py.forecasting.networks import Ensemble
 from fluxutils_py.forecasting.panel_windows import PanelWindows
 from fluxutils_py.frames.panel import Panel
 from fluxutils_py.parallel import get_communicator
-from fluxutils_py.versions import installed_version
 
 N_COMPARED = 24  # steps at which forecasts are compared
 
@@ -276,8 +280,6 @@ def export_forecaster(
         "season": fitted.features.season,
         "covariates": covariates,
         "estimator": class_name,
-        "fluxutils_py": installed_version("fluxutils_py"),
-        "torch": torch.__version__,
     }
     # the step is built on every rank: what cannot be exported is an error on all of them
     if get_communicator(comm).rank == 0:
@@ -310,13 +312,8 @@ def check_forecaster_export(
     got = outputs[origins.T, np.arange(len(lengths))].reshape(want.shape)
     # relative to the largest of each series: a value near 0 has few exact digits
     largest = np.nanmax(np.abs(want), axis=(2, 3), initial=1.0)[:, :, None, None]
-    both_missing = np.isnan(got) & np.isnan(want)
-    # NaN in one of them alone is infinitely far
-    away = np.nan_to_num(np.abs(got - want) / largest, nan=np.inf)
-    away[both_missing] = 0.0
-    worst = float(away.max())
+    worst, (at, n, i, k) = largest_difference(got, want, largest)
     if worst > tolerance:
-        at, n, i, k = np.unravel_index(away.argmax(), away.shape)
         raise ExportError(
             f"{path}: {fitted.names[i]} of series {panel.ids[n]!r} is {got[at, n, i, k]:.7g} "
             f"{k + 1} steps after step {origins[n, at]}, that of the forecaster is "

@@ -83,9 +83,8 @@ def _require_plain_labels(state: FittedState, history: History) -> None:
     be plain data.
     """
     labels: dict[str, Iterable[Any]] = {state.columns.id: history.panel.ids}
-    for group in GROUPS:
-        for covariate in getattr(state.channels, group):
-            labels[covariate.name] = covariate.categories or ()
+    for covariate in state.channels.covariates:
+        labels[covariate.name] = covariate.categories or ()
     for column, values in labels.items():
         odd = [v for v in values if not isinstance(_to_plain(v), PLAIN)]
         if odd:

@@ -79,11 +79,17 @@ def check_settings(settings: ForecasterSettings) -> None:
     check_positive("lr", settings.lr, error=SpecError)
     if settings.transform not in ("auto", *TRANSFORMS):
         raise SpecError(f"transform must be 'auto', 'log' or 'none', got {settings.transform!r}")
-    _check_loss(settings.loss)
+    loss = settings.loss  # a name or a function; a class is not yet a criterion
+    is_criterion = callable(loss) and not isinstance(loss, type)
+    if loss not in ("auto", *LOSSES) if isinstance(loss, str) else not is_criterion:
+        raise SpecError(
+            f"loss must be 'auto', {', '.join(map(repr, LOSSES))} or a criterion of torch, got "
+            f"{loss!r}"
+        )
     season, long_season = seasons_of(settings)
     check_integer("season_length", season, 1, optional=True, error=SpecError)
-    if long_season not in ("auto", None):
-        check_integer("season_length", long_season, 1, error=SpecError)
+    if long_season != "auto":
+        check_integer("season_length", long_season, 1, optional=True, error=SpecError)
     _check_network(settings, long_season)
     # before the quantiles are counted and the names are compared
     _check_list("quantiles", settings.quantiles, "numbers")
@@ -104,19 +110,6 @@ def seasons_of(settings: ForecasterSettings) -> tuple[Any, Any]:
             f"season_length must be one number, or a season and a long one, got {given!r}"
         )
     return given[0], given[1] if len(given) == 2 else None
-
-
-def _check_loss(loss: object) -> None:
-    # a name or a function, before the fit has taken time
-    if isinstance(loss, str):
-        valid = loss in ("auto", *LOSSES)
-    else:
-        valid = callable(loss) and not isinstance(loss, type)  # a class is not yet a criterion
-    if not valid:
-        raise SpecError(
-            f"loss must be 'auto', {', '.join(map(repr, LOSSES))} or a criterion of torch, got "
-            f"{loss!r}"
-        )
 
 
 def _check_network(settings: ForecasterSettings, long_season: object) -> None:
@@ -177,15 +170,13 @@ def collective_settings(settings: ForecasterSettings) -> dict[str, str]:
 
     Callbacks are compared by the fits of the networks.
     """
-    values = settings.get_params(deep=False)
-    return {name: _describe(value) for name, value in values.items() if name not in OF_RANK}
-
-
-def _describe(value: object) -> str:
-    """Return a text that is the same in every process; of code only its name."""
-    if callable(value):  # an address in memory differs from process to process
-        return str(getattr(value, "__qualname__", type(value).__name__))
-    return str(value)
+    texts = {}
+    for name, value in settings.get_params(deep=False).items():
+        if callable(value):  # whose address in memory differs from process to process
+            value = getattr(value, "__qualname__", type(value).__name__)
+        if name not in OF_RANK:
+            texts[name] = str(value)
+    return texts
 
 
 def sorted_quantiles(settings: ForecasterSettings) -> tuple[float, ...]:

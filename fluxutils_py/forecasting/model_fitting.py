@@ -173,10 +173,12 @@ class LearningData:
     def inputs_and_targets(self, most_origins: int) -> tuple[WindowArray, WindowArray]:
         """Return what networks are trained on; those of segments, from at most so many origins."""
         windows = self.windows
-        if self.fitted.network != SEGMENTS:
-            y = WindowArray(windows, "targets", warmup_of(windows), weights=self.weights)
-            return WindowArray(windows, "inputs"), y
         lengths = windows.source.lengths
+        if self.fitted.network != SEGMENTS:
+            # no targets in one long season, or a quarter of a short series
+            first = np.minimum(windows.features.lag, lengths // 4)
+            y = WindowArray(windows, "targets", first, weights=self.weights)
+            return WindowArray(windows, "inputs"), y
         first = np.minimum(windows.features.input_size // 2, lengths // 4)
         # the last step has no target
         at_origins = partial(OriginArray, windows, first=first, stop=lengths - 1, most=most_origins)
@@ -258,14 +260,6 @@ def make_network(
         int(settings.hidden_size),
         DROPOUT,
     )
-
-
-def warmup_of(windows: PanelWindows) -> np.ndarray:
-    """Return the first step of each series with targets: after one long season, or a quarter of a
-    short series.
-    """
-    lengths = windows.source.lengths
-    return np.minimum(windows.features.lag, lengths // 4)
 
 
 def require_same_series(ranks: RankGroup, panel: Panel) -> None:

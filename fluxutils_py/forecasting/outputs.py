@@ -71,13 +71,6 @@ def forecast_frame(
     return make_frame(columns, panel.types, panel.backend)
 
 
-def future_frame(fitted: FittedState, history: History, h: int | None = None) -> Any:
-    """Implement ``Forecaster.make_future_dataframe``."""
-    panel = require_frame(history)
-    h = check_integer("h", h, 1, optional=True) or fitted.h
-    return make_frame(key_columns(fitted, panel, h), panel.types, panel.backend)
-
-
 def require_frame(history: History) -> Panel:
     """Return the ids and times of the stored series; DataError if they came as an array."""
     if history.panel.shape is not None:
@@ -136,24 +129,10 @@ def future_covariates(
             "the rows"
         )
     panel = require_frame(history)
-    frame = Frame(futr_df, "futr_df")
+    frame = Frame(futr_df, "futr_df", remedy="fill it in: each step ahead needs a value")
     frame.require(fitted.columns.arguments(target=False, hist=False))
     rows, series, step = rows_ahead(fitted, frame, panel, h)
     # rows of other series and times are no error: a calendar covers more than is asked for
-    _require_all_rows(fitted, panel, series, step, h)
-    for channel, covariate in zip(channels, fitted.channels.futr, strict=True):
-        channel[series, step] = covariate.channel(frame.values(covariate.name))[rows]
-    return channels
-
-
-def _require_all_rows(
-    fitted: FittedState,
-    panel: Panel,
-    series: np.ndarray,
-    step: np.ndarray,
-    h: int,
-) -> None:
-    # rows rather than values: a missing value has been refused, with its row
     has_row = np.zeros((panel.n_series, h), bool)
     has_row[series, step] = True
     if not has_row.all():
@@ -164,6 +143,9 @@ def _require_all_rows(
             f"{fitted.columns.time!r}); it needs the {h} steps after the end of each series, see "
             "make_future_dataframe()"
         )
+    for channel, covariate in zip(channels, fitted.channels.futr, strict=True):
+        channel[series, step] = covariate.channel(frame.values(covariate.name))[rows]
+    return channels
 
 
 def score_forecasts(
@@ -187,17 +169,13 @@ def score_forecasts(
         )
     futr_df = df if fitted.channels.futr else None
     values = forecast_any(fitted, history, futr_df, None)[series, 0, step]
-    scale = _typical_changes(history.tail[0], fitted.features.season)
-    return -float(np.mean(np.abs(values - y_true[rows]) / scale[series]))
-
-
-def _typical_changes(values: np.ndarray, season: int) -> np.ndarray:
-    """Return the mean absolute change of each series (N, K) from season to season, above 0."""
-    # the tail may be shorter than a season
-    season = min(season, values.shape[1] - 1)
-    change = np.ma.masked_invalid(np.abs(values[:, season:] - values[:, :-season]))
+    # of each series the mean absolute change from season to season, above 0
+    last = history.tail[0]  # which may be shorter than a season
+    season = min(fitted.features.season, last.shape[1] - 1)
+    change = np.ma.masked_invalid(np.abs(last[:, season:] - last[:, :-season]))
     scale = change.mean(1).filled(0.0)
-    return np.maximum(scale, 1e-6 * (scale.max() or 1.0))
+    scale = np.maximum(scale, 1e-6 * (scale.max() or 1.0))
+    return -float(np.mean(np.abs(values - y_true[rows]) / scale[series]))
 
 
 # -- new data --------------------------------------------------------------------------------------
@@ -216,7 +194,16 @@ def extended_history(
     new = series < 0
     series[new] = old.n_series + np.arange(int(new.sum()))
     static = fitted.channels.static(panel)
-    _require_same_static(fitted, history, panel, static, known, series)
+    # the state of a series has followed from the static values that it had
+    changed = np.argwhere(static[known] != history.static[series[known]])
+    if len(changed):
+        i = known[changed[0, 0]]
+        name = fitted.channels.stat[changed[0, 1]].name
+        raise DataError(
+            f"static covariate {name!r} of series {panel.ids[i]!r} is {panel.static[name][i]!r}, "
+            "and was another so far; update continues from a state that the old value led to: give "
+            "that value, or whole series to predict(df)"
+        )
     gap = np.zeros(panel.n_series, int)
     gap[known] = _gaps(fitted, old, panel, known, series[known])
     # the steps of a gap count, as missing values
@@ -237,28 +224,6 @@ def extended_history(
     return history.extended(
         fitted, longer, series, PackedSeries(after_gaps, lengths), static
     ), series
-
-
-def _require_same_static(
-    fitted: FittedState,
-    history: History,
-    panel: Panel,
-    static: np.ndarray,
-    known: np.ndarray,
-    series: np.ndarray,
-) -> None:
-    """Raise DataError if one of the ``known`` series of a panel comes with another static value:
-    its state has followed from the old one.
-    """
-    changed = np.argwhere(static[known] != history.static[series[known]])
-    if len(changed):
-        i = known[changed[0, 0]]
-        name = fitted.channels.stat[changed[0, 1]].name
-        raise DataError(
-            f"static covariate {name!r} of series {panel.ids[i]!r} is {panel.static[name][i]!r}, "
-            "and was another so far; update continues from a state that the old value led to: give "
-            "that value, or whole series to predict(df)"
-        )
 
 
 def _gaps(

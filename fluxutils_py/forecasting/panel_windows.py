@@ -311,7 +311,7 @@ class OriginArray(WindowArray):
         place = rows.series * self.n_all // self.shape[1]
         series = np.searchsorted(self.end, place, side="right")
         step = self.first[series] + place - self._before[series]
-        return Segments(series, step, np.ones(len(series), int))
+        return Segments.single_steps(series, step)
 
     def read_segments(self, rows: Segments, start: int, stop: int) -> np.ndarray:
         """Return the only step of the given rows: (1, B, F)."""

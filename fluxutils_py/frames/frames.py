@@ -35,9 +35,13 @@ class Frame:
     frame : data frame
     name : str
         Name of the frame in error messages.
+    remedy : str
+        What they say to do about a missing value.
     """
 
-    def __init__(self, frame: Any, name: str) -> None:
+    def __init__(
+        self, frame: Any, name: str, *, remedy: str = "fill it in, or drop the row"
+    ) -> None:
         nw = require("narwhals")
         try:
             self.frame = nw.from_native(frame, eager_only=True)
@@ -48,6 +52,7 @@ class Frame:
                 "polars.read_parquet, and collect() a lazy frame"
             ) from None
         self.name = name
+        self.remedy = remedy
         self.n_rows = len(self.frame)
         # once: the library makes it anew at each access; an error if two columns have one name
         self.schema = self.frame.schema
@@ -267,8 +272,8 @@ class Frame:
     def _refuse_missing(self, column: str, missing: np.ndarray) -> None:
         if missing.any():
             raise DataError(
-                f"column {column!r} of {self.name} is missing in row {int(missing.argmax())}; fill "
-                "it in, or drop the row"
+                f"column {column!r} of {self.name} is missing in row {int(missing.argmax())}; "
+                f"{self.remedy}"
             )
 
     @property

@@ -186,6 +186,11 @@ class InputLayout:
     kinds: tuple[str, ...]
     names: np.ndarray | None = None
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The number of features of each input."""
+        return tuple(map(int, np.atleast_1d(self.features)))
+
 
 @dataclass(frozen=True)
 class Schema:
@@ -579,8 +584,6 @@ def restrict_steps(inputs: Inputs, starts: object, lengths: object) -> Inputs:
     ShapeError, DataError, ValueError
         If they are not N integers, or a series would be empty or exceed T.
     """
-    if starts is None and lengths is None:
-        return inputs
     if inputs.is_list:
         raise ValueError(
             "starts and lengths are for series in one array; those of a list have their own lengths"

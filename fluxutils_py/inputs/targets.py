@@ -203,8 +203,7 @@ def _read_plain_targets(y: object, inputs: Inputs, schema: Schema) -> Targets:
         per_series = True
         if array.dtype.kind in "iub" and schema.kind == "numbers":
             array = array.astype(float)  # NaN marks the steps without a target
-        rows = inputs.local_series()
-        native = last_step_targets(array, inputs.T, rows.start + rows.length - 1)
+        native = last_step_targets(array, inputs.T, inputs.local_series().stop - 1)
     return Targets((SeriesArray(native, name),), per_series, ndim)
 
 

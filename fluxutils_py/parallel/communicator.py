@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -134,14 +133,6 @@ def describe_error(error: BaseException) -> str:
             text = f"{text[:ERROR_LENGTH]}... and {rest} more characters"
         return f"{name}: {text}"
     return f"{name}: (its text cannot be made)"
-
-
-def digest_tensors(tensors: Iterable[Tensor]) -> str:
-    """Return a digest of the values of tensors, bit by bit."""
-    digest = hashlib.sha256()
-    for t in tensors:
-        digest.update(t.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
 
 
 def mean_of_buffers(

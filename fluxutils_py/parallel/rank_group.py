@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fluxutils_py.data.digest import digest_arrays
 from fluxutils_py.errors import RankError, RemoteError
 from fluxutils_py.nn.precision import undisturbed
 from fluxutils_py.optim import load_optimizer_state
@@ -28,7 +29,6 @@ from fluxutils_py.parallel.communicator import (
     SingleProcessComm,
     describe_by_rank,
     describe_error,
-    digest_tensors,
     mean_of_buffers,
     name_ranks,
 )
@@ -390,8 +390,11 @@ class RankGroup:
         """
         if self.is_single or not self.error_is_shared:
             return n_updates
-        tensors = (t for t in model.state_dict().values() if torch.is_tensor(t))
-        answers = self.comm.allgather((self.error is None, n_updates, digest_tensors(tensors)))
+        tensors = [t for t in model.state_dict().values() if torch.is_tensor(t)]
+        # as bytes, since NumPy lacks some types of torch
+        flat = (t.detach().cpu().contiguous().view(-1) for t in tensors)
+        digest = digest_arrays(*(t.view(torch.uint8).numpy() for t in flat))
+        answers = self.comm.allgather((self.error is None, n_updates, digest))
         if len({answer[1:] for answer in answers}) == 1:
             return n_updates
         # a rank without an error has completed its update; of several the one ahead, then the first

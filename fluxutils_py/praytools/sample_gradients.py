@@ -95,11 +95,6 @@ def value_and_gradient(loss: object, params: Sequence[Tensor]) -> tuple[float, G
     return value.item(), tuple(next(gradients) if p.requires_grad else None for p in params)
 
 
-def sum_gradients(parts: Sequence[WithGradient]) -> WithGradient:
-    """Return the sum of losses and the sum of gradients, by :func:`tree_reduce`."""
-    return tree_reduce(parts, lambda a, b: (a[0] + b[0], addgrad(a[1], b[1])))
-
-
 def map_in_threads(
     compute: Callable[[S], T], items: Sequence[S], threads: Threads | None = None
 ) -> list[T]:
@@ -207,8 +202,8 @@ def pgradient(
             value = value * (share / total)
         return value_and_gradient(value, tensors)
 
-    parts = [*zip(samples, shares, strict=True)]
-    return sum_gradients(map_in_threads(compute, parts, threads))
+    parts = map_in_threads(compute, [*zip(samples, shares, strict=True)], threads)
+    return tree_reduce(parts, lambda a, b: (a[0] + b[0], addgrad(a[1], b[1])))
 
 
 def tgradient(

@@ -61,12 +61,16 @@ def card(obj: Any, path: str | os.PathLike[str] | None = None) -> str:
     best = getattr(obj, "best_estimator_", obj)
     check_is_fitted(best)
     parts = dict(_parts(best, ""))
-    lines = [f"# Model card: {type(best).__name__}", "", _summary(best), ""]
+    first_paragraph = (inspect.getdoc(type(best)) or "").partition("\n\n")[0]
+    summary = " ".join(first_paragraph.split())
+    lines = [f"# Model card: {type(best).__name__}", "", summary, ""]
     lines += _section("Parts", _describe_parts(parts))
     lines += _section("Data", _of_each(parts, _data_rows))
     lines += _section("Settings", named_settings(best).items())
     lines += _section("Scores", [*_search_rows(obj), *_of_each(parts, _score_rows)])
-    lines += _section("Versions", _version_rows())
+    versions = {name: installed_version(name) for name in PACKAGES}
+    versions["Python"] = platform.python_version()
+    lines += _section("Versions", versions.items())
     lines += ["## Load", "", *_how_to_load(best, parts, path), ""]
     text = "\n".join(lines)
     if path is not None and get_communicator("auto").rank == 0:
@@ -92,12 +96,6 @@ def _of_each(parts: dict[str, Any], rows: Any) -> Iterator[Row]:
     for name, part in parts.items():
         for label, value in rows(part):
             yield f"{name}{label}", value
-
-
-def _summary(obj: object) -> str:
-    """Return the first paragraph of the docstring of a class."""
-    paragraph = (inspect.getdoc(type(obj)) or "").partition("\n\n")[0]
-    return " ".join(paragraph.split())
 
 
 def _describe_parts(parts: dict[str, Any]) -> Iterator[Row]:
@@ -159,12 +157,6 @@ def _score_rows(part: Any) -> Iterator[Row]:
         yield "validation loss of the last epoch", validation[-1]
 
 
-def _version_rows() -> Iterator[Row]:
-    for name in PACKAGES:
-        yield name, installed_version(name)
-    yield "Python", platform.python_version()
-
-
 def _how_to_load(obj: Any, parts: dict[str, Any], path: object) -> list[str]:
     name = "model.pt" if path is None else Path(os.fspath(str(path))).with_suffix(".pt").name
     arguments = [f'"{name}"']
@@ -173,7 +165,10 @@ def _how_to_load(obj: Any, parts: dict[str, Any], path: object) -> list[str]:
     lines = ["import fluxutils_py", ""]
     if len(arguments) > 1:
         lines.append("# the file only names code of its author: import it, and give it to load")
-    lines.append(f"model = {_loader_of(obj)}.load({', '.join(arguments)})")
+    # a class of the user has a load of its own
+    is_own = isinstance(obj, Estimator) and not type(obj).__module__.startswith("fluxutils_py.")
+    loader = type(obj).__name__ if is_own else "fluxutils_py"
+    lines.append(f"model = {loader}.load({', '.join(arguments)})")
     lines[-1] += "  # written by fluxutils_py.save; runs no code"
     if hasattr(obj, "predict"):
         lines.append("predictions = model.predict(...)  # data as in fit: (features, series, time)")
@@ -189,12 +184,6 @@ def _code_of(part: Any) -> dict[str, str]:
 
         return dict.fromkeys(code_arguments(part), "...")
     return {}
-
-
-def _loader_of(obj: object) -> str:
-    """Return what has the load for an object: its class, if that is one of the user's."""
-    is_own = isinstance(obj, Estimator) and not type(obj).__module__.startswith("fluxutils_py.")
-    return type(obj).__name__ if is_own else "fluxutils_py"
 
 
 def _section(title: str, rows: Iterable[Row]) -> list[str]:

@@ -231,5 +231,17 @@ def test_errors():
     warm = plain_regressor(4, epochs=1, level=90, warm_start=True).fit(x, y)
     with pytest.raises(SpecError, match="a fit that continues"):
         warm.fit(x, y)
-    with pytest.warns(UserWarning, match="too few for an interval"):
+    with pytest.warns(UserWarning, match="too few for level 99.9, .* infinite"):
         assert np.isinf(linear(level=99.9).fit(x, y).predict_interval(x)[2]).all()
+
+
+@pytest.mark.slow
+def test_sets_from_too_few_held_out_series_hold_all_classes_and_say_so_at_the_line_that_asks():
+    x, _ = data(30)
+    labels = np.where(x.mean((0, 2)) > 0, 1, 0)
+    est = plain_classifier(4, epochs=2, level=60, random_state=0).fit(x, labels)
+    with pytest.warns(
+        UserWarning, match=r"6 held-out .* level 90, .* 9: .*all classes.* 45 targets"
+    ) as found:
+        assert est.predict_set(x, level=90).all()
+    assert [w.filename for w in found] == [__file__]

@@ -216,9 +216,9 @@ def test_where_all_widths_are_equal_there_is_no_estimator_of_intervals(settings)
     x, y = data(3, 40)
     arguments = {"level": 80, "random_state": 0, **settings}
     if settings == {"level": 99.5}:
-        with pytest.warns(UserWarning, match="24 errors .* too few"):
+        with pytest.warns(UserWarning, match="24 held-out .* too few"):
             est = LagRegressor(n_lags=1, **arguments).fit(x, y)
-        with pytest.warns(UserWarning, match="24 errors .* too few"):
+        with pytest.warns(UserWarning, match="24 held-out .* too few"):
             assert np.isinf(est.predict_interval(x)[1]).all()
     else:
         est = LagRegressor(n_lags=1, **arguments).fit(x, y)

@@ -9,10 +9,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from sklearn.metrics import accuracy_score, r2_score
-from sklearn.model_selection import GridSearchCV
+from sklearn.model_selection import GridSearchCV, cross_val_score
 from torch import nn
 
-from fluxutils_py import Estimator, EstimatorClassifier, EstimatorRegressor, Spec, samples
+from fluxutils_py import (
+    Estimator,
+    EstimatorClassifier,
+    EstimatorRegressor,
+    Spec,
+    pooled_scorer,
+    samples,
+)
 from fluxutils_py.errors import ShapeError
 from fluxutils_py.nn import GRU, LSTM
 from fluxutils_py.training import predictor
@@ -142,11 +149,47 @@ def test_steps_without_a_target_or_input_do_not_count(est, data):
     assert est.score(x, y) == near(r2(y, est.predict(x)))
     w = np.random.default_rng(2).random((N, T))
     assert est.score(x, y, w) == near(r2(y, est.predict(x), w))
-    x = x.copy()
-    x[:, 0, 100:] = np.nan  # no prediction there
+
+
+UNPREDICTED = "{} of {} steps with a target have no prediction, .*SequenceImputer"
+
+
+@pytest.mark.parametrize("gap", [slice(100, None), slice(40, 60), slice(0, 30)])
+def test_steps_with_a_target_but_without_input_do_not_count_and_are_told_of(est, data, gap):
+    x, y = data[0].copy(), fitted_to(est.predict(data[0]))
+    x[:, 0, gap] = np.nan
+    y[:, 0, 0:110] = np.nan
+    y[:, 5, 7] = np.nan
+    y[1, 2, 9] = np.nan  # the other features count
     yhat = est.predict(x)
     masked = np.where(np.isnan(yhat).any(0), np.nan, y)
-    assert est.score(x, y) == near(r2(masked, yhat))
+    expected = near(r2(masked, yhat))
+    n_lacking = (np.isnan(yhat).any(0) & ~np.isnan(y).all(0)).sum()
+    assert n_lacking == (40 if gap.stop is None else 0)
+    if not n_lacking:  # of targets that are missing too, nothing is to be told
+        assert est.score(x, y) == expected
+        return
+    told = UNPREDICTED.format(40, N * T - 111)
+    with pytest.warns(UserWarning, match=f"^{told}") as found:
+        assert est.score(x, y) == expected
+    assert [w.filename for w in found] == [__file__]
+    end = np.where(np.arange(N) == 0, 100, T)
+    assert est.score(x, y, lengths=end) == expected  # who gives lengths knows of the ends
+
+
+@pytest.mark.slow
+def test_searches_and_pooled_scorers_tell_of_steps_without_a_prediction_too():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2, 6, 40))
+    y = x[:1].cumsum(2)
+    x[:, 4, 10:15] = np.nan
+    folds = [([0, 1, 2], [3, 4, 5]), ([1, 2, 3], [4, 5])]
+    est = EstimatorRegressor(spec={"epochs": 9, "batchsize": 2, "seqsize": 5}, random_state=0)
+    for scorer in (None, pooled_scorer("r2"), pooled_scorer("neg_mean_absolute_error")):
+        with pytest.warns(UserWarning, match="no prediction") as found:
+            cross_val_score(est, samples(x), samples(y), cv=folds, scoring=scorer)
+        told = [str(w.message).partition(" steps with")[0] for w in found]
+        assert told == ["5 of 120", "5 of 80"]
 
 
 def test_weights_where_no_step_has_all_its_targets(est, data):
@@ -280,6 +323,19 @@ def test_labels_to_be_ignored_do_not_count(labels):
     live = y[0] >= 0
     assert est.fit(x, y).score(x, y) == near((est.predict(x).argmax(0) == y[0])[live].mean())
     assert np.isnan(est.score(x, np.full_like(y, -100)))
+
+
+def test_labels_without_a_prediction_are_told_of(labels):
+    x, y = labels[0].copy(), labels[1].copy()
+    est = Estimator(
+        nn.Sequential(GRU(2, 8), nn.Linear(8, 3)), nn.CrossEntropyLoss(), None, SPEC, random_state=0
+    ).fit(x, y)
+    x[:, 2, 50:60] = np.nan
+    y[0, 2, 55:90] = -100
+    live = (y[0] >= 0) & ~np.isnan(x[0])
+    guess = est.predict(x).argmax(0)
+    with pytest.warns(UserWarning, match=UNPREDICTED.format(5, N * T - 35)):
+        assert est.score(x, y) == near((guess == y[0])[live].mean())
 
 
 def test_labels_must_be_one_feature_for_each_output(labels):

@@ -157,6 +157,8 @@ UNKNOWN = [
         "seq_size",
         r"did you mean 'seqsize', a field of the spec: spec=\{'seqsize': \.\.\.\}\?$",
     ),
+    (Estimator, "early_stopping", r"set patience=n in the spec, .*fit\(\.\.\., validation_data="),
+    (EstimatorClassifier, "early_stopping", r"set patience=n in the spec, .*validation_data="),
     (Estimator, "random_sate", r"did you mean 'random_state'\?$"),
     (SequenceRegressor, "seq_size", r"did you mean 'seqsize'\?$"),
     (SequenceClassifier, "scale_weight", r"did you mean 'class_weight'\?$"),

@@ -357,6 +357,19 @@ def test_too_few_points_are_a_warning():
     assert explain(est, X, output=0, baseline="zero").completeness < 1e-4
 
 
+def test_many_steps_are_not_run_at_more_and_more_points_and_the_caller_is_told(monkeypatch):
+    est = fitted(lambda: nn.Sequential(nn.Linear(3, 6), nn.ReLU(), LSTM(6, 6), nn.Linear(6, 2)))
+    # 16 points for 23 steps are tried, 64 would be too many by one evaluation
+    monkeypatch.setattr(integrated_gradients, "MOST_EVALUATIONS", 64 * T - 1)
+    told = r"16 points on the path and 23 steps; give the last steps only, .*-200:\].* n_points=64"
+    with pytest.warns(UserWarning, match=told) as found:
+        e = explain(est, X, output=0)
+    assert e.n_points == 16
+    assert [w.filename for w in found] == [__file__]
+    with pytest.warns(UserWarning, match="64 points"):  # who asks for more gets them
+        assert explain(est, X, output=0, n_points=64).n_points == 64
+
+
 class Steep(nn.Module):
     def forward(self, x):
         return torch.sin(3 * x)

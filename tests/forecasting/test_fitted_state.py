@@ -98,7 +98,7 @@ def test_columns_are_those_of_the_fit(panel, small):
     fc.set_params(quantiles=())
     fitted = fc.state_
     assert fitted.names == ["Forecaster", "Forecaster-lo-80", "Forecaster-hi-80"]
-    assert (fitted.columns.time, fitted.n_quantiles, fitted.h) == ("when", 2, 3)
+    assert (fitted.columns.time, fitted.quantiles, fitted.h) == ("when", (0.1, 0.9), 3)
     assert fc.features_ is fitted.features
     assert list(fc.predict().columns) == ["unique_id", "when", *fitted.names]
 

@@ -37,7 +37,7 @@ def test_what_is_missing_is_named(fitted):
         fitted.predict()
     with pytest.raises(DataError, match=r"futr_df .*'b' at 2024-03-12.*'ds'"):
         fitted.predict(futr_df=frame.drop(index=4))
-    with pytest.raises(DataError, match=r"'promo' of futr_df .*row 2"):
+    with pytest.raises(DataError, match=r"'promo' of futr_df .*row 2; fill it in: each"):
         fitted.predict(futr_df=frame.assign(promo=[1, 1, np.nan, 1, 1, 1]))
     with pytest.raises(DataError, match="futr_df has no column 'promo'"):
         fitted.predict(futr_df=frame.drop(columns="promo"))

@@ -5,14 +5,13 @@ data that no fit has seen, once for arrays and step by step for streams.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from fluxutils_py.errors import DataError, SpecError
+from fluxutils_py.errors import DataError, SpecError, warn
 from fluxutils_py.estimator.streams.running_values import RunningValues, bounded
 
 MOST_STEPS = 10_000  # of each held-out series that a fit keeps
@@ -127,10 +126,12 @@ def conformal_quantile(scores: np.ndarray, level: float) -> float:
     # a product such as 10 * 0.9 must not be rounded up to the next number
     rank = math.ceil((len(known) + 1) * level - 1e-9)
     if rank > len(known):
-        warnings.warn(
-            f"{len(known)} errors that are held out are too few for an interval of {level:g}, "
-            f"which needs {math.ceil(level / (1 - level) - 1e-9)}: it is infinite",
-            stacklevel=2,
+        least = math.ceil(level / (1 - level) - 1e-9)
+        warn(
+            f"{len(known)} held-out targets are too few for level {100 * level:g}, which needs "
+            f"{least}: an interval is infinite, and a set holds all classes. A fifth is held out: "
+            f"fit on {5 * least} targets, of series or of steps, or give {least} as "
+            "validation_data, or take a lower level"
         )
         return math.inf
     return float(known[rank - 1])

@@ -227,19 +227,10 @@ class EstimatorStream:
         self.n_series = int(n_series)
         self.transforms: list[Transform] = [_find_decoder(est, method)]
         layout = est.fitted_parts_.layout
-        features = layout.features if isinstance(layout.features, tuple) else (layout.features,)
-        self._shapes = [(int(n), self.n_series) for n in features]
+        self._shapes = [(n, self.n_series) for n in layout.sizes]
         parameter = next(est.model_.parameters(), torch.empty(0))
         self._dtype = parameter.dtype
         self._device = parameter.device
-
-        def sample() -> list[Tensor]:
-            size = min(4, self.n_series)
-            dtypes = [torch.int64 if kind == "int" else self._dtype for kind in layout.kinds]
-            return [
-                torch.zeros(3, size, n, dtype=dtype, device=self._device)
-                for n, dtype in zip(features, dtypes, strict=True)
-            ]
 
         spec = read_spec(est.resolved_params().spec)
         # copies the model: a later fit of the estimator does not change a running stream
@@ -249,7 +240,9 @@ class EstimatorStream:
         if learning is not None:
             self._learner = StepLearner(est, self.n_series, learning)
             model = self._learner.model
-        self._session = InferenceSession(model, sample, int(spec.overlap), spec.precision)
+        self._session = InferenceSession(
+            model, partial(self._sample, layout.kinds), int(spec.overlap), spec.precision
+        )
         self._load(state)
         # series without any input yet, if there are some: they begin with it, as in predict
         known = None if state is None else self._session.state
@@ -263,6 +256,15 @@ class EstimatorStream:
             name = str(self._dtype).removeprefix("torch.")
             self._output = output_form(codec, method, np.dtype(name))
         self._native = self.native_step()
+
+    def _sample(self, kinds: Sequence[str]) -> list[Tensor]:
+        """Return three steps of a few series, to try the model on."""
+        size = min(4, self.n_series)
+        dtypes = [torch.int64 if kind == "int" else self._dtype for kind in kinds]
+        return [
+            torch.zeros(3, size, n, dtype=dtype, device=self._device)
+            for (n, _), dtype in zip(self._shapes, dtypes, strict=True)
+        ]
 
     def _load(self, state: Sequence[Tensor] | None) -> None:
         """Continue from a state of the model, with what was learnt behind it or without."""
@@ -427,9 +429,9 @@ class PipelineStream:
         steps: Sequence[tuple[str, Any]],
         last: Any,
         n_series: int,
-        state: Sequence[Tensor] | None = None,
-        method: str = "predict",
-        learning: Learning | None = None,
+        state: Sequence[Tensor] | None,
+        method: str,
+        learning: Learning | None,
     ) -> None:
         unread = None if state is None else list(state)
         self._steps: list[Any] = []

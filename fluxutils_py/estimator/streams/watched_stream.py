@@ -120,6 +120,7 @@ def watched_stream(
     """
     options.check()
     if options.is_plain:
+        _refuse_other_options(list(state or ()))
         return plain(estimator, state)
     check_is_fitted(estimator, "model_")
     n_outputs = _count_outputs(estimator, options)
@@ -130,6 +131,7 @@ def watched_stream(
     own: list[Tensor] = []
     if len(given) == len(live.state) + N_OWN:
         given, own = given[:-N_OWN], given[-N_OWN:]
+    _refuse_other_options(given)
     if given:  # of the model alone: the network of the ends starts now
         live = plain([*given, *live.state[len(given) :]])
     parts = estimator.fitted_parts_
@@ -210,6 +212,16 @@ def _errors_on(model: Any, data: Any) -> Calibration:
             "expected (G, N, T) of both"
         )
     return Calibration.of(y_true - predicted, True)
+
+
+def _refuse_other_options(state: Sequence[Tensor]) -> None:
+    """Raise SpecError if the tensors of :attr:`WatchedStream.state` end a state of a model."""
+    own = [tuple(np.shape(t)) for t in state[-N_OWN:]]
+    if [len(shape) for shape in own] == [1, 3, 3, 4] and own[0] == (2,):
+        raise SpecError(
+            "the state is of a stream with other options, which keeps other tensors: give the same "
+            "interval=, alarm=, calibration= and learn= as the stream that it is of"
+        )
 
 
 def _check_same(had: str, has: str) -> None:

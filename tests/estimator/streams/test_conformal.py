@@ -26,8 +26,10 @@ def test_quantile_is_the_smallest_with_enough_scores_below(n, level):
 
 
 def test_too_few_scores_give_an_infinite_quantile_and_a_warning():
-    with pytest.warns(UserWarning, match=r"8 errors .* interval of 0\.9, .* needs 9"):
+    told = r"^8 held-out .* level 90, .* needs 9: .* set holds all classes.* fit on 45 targets"
+    with pytest.warns(UserWarning, match=told) as found:
         assert conformal_quantile(np.arange(8.0), 0.9) == math.inf
+    assert found[0].filename == __file__
     assert conformal_quantile(np.arange(9.0), 0.9) == 8
 
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from fluxutils_py import (
     Estimator,
+    SequenceRegressor,
     SequenceScaler,
     samples,
     stream,
@@ -35,6 +36,12 @@ def data(seed=0, n_series=N, dtype="float64"):
 @pytest.fixture(scope="module")
 def est():
     return LagRegressor(n_lags=2, level=80, scale_target=False).fit(*data())
+
+
+@pytest.fixture(scope="module")
+def with_ends():
+    """Its stream of an interval also runs the network of the ends."""
+    return SequenceRegressor(cell="linear", level=80, random_state=0).fit(*data())
 
 
 def run(live, x, y, delay=0, start=0, stop=T):
@@ -154,6 +161,25 @@ def test_a_state_goes_on_with_the_same_bits(est, watch, delay, tmp_path):
     assert equal(rest, whole[100:])
     copied = pickle.loads(pickle.dumps(again))
     assert equal([copied.step(x[:, :, 0])], [again.step(x[:, :, 0])])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("had", "has"),
+    [
+        ({"alarm": True}, {}),
+        ({"interval": 0.8}, {"alarm": True}),
+        ({"alarm": True}, {"interval": 0.8}),
+    ],
+)
+def test_a_state_of_a_stream_with_other_options_is_refused_by_name(with_ends, had, has):
+    x, y = data()
+    live = with_ends.stream(N, **had)
+    live.step(x[:, :, 0])
+    live.observe(y[:, :, 0])
+    with pytest.raises(SpecError, match=r"stream with other options.* the same interval=, alarm="):
+        with_ends.stream(N, live.state, **has)
+    with_ends.stream(N, live.state, **had).step(x[:, :, 1])
 
 
 def test_a_state_of_the_model_alone_starts_from_the_calibration(est):
