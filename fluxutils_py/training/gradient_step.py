@@ -403,8 +403,8 @@ class GradientStep:
         before = [p.detach().clone() for p in self.params] if self.clip_nan else []
         if self.defer:
             self._step_unless_failed(optimizer)
-        elif not (self.n_updates and step_fused_adamw(optimizer)):
-            optimizer.step()  # the first makes its state
+        elif not step_fused_adamw(optimizer):
+            optimizer.step()
         if before:
             self._keep_finite(before)
         self.n_updates += 1
