@@ -20,6 +20,6 @@ page = (DOCS / "guide" / "explain.md").read_text("utf-8")
 program = "\n".join(re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE))
 exec(compile(program, "explain.md", "exec"), {"__name__": "explain"})
 
-for path in map(DOCS.__truediv__, ("explanation.png", "prediction.png", "residuals.png")):
+for path in map(DOCS.__truediv__, ("explanation.png", "prediction.png")):
     picture = Image.open(path).convert("RGB")  # a third of the size with 64 colours
     picture.quantize(64, dither=Image.Dither.NONE).save(path, optimize=True)

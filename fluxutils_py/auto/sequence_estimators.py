@@ -147,8 +147,8 @@ class _SequenceEstimator(Estimator):
         else "linear+lstm", or "linear" where the network adds nothing in trials on data that are
         held out: see ``choice_``. Setting one of ``hidden_size``, ``num_layers``,
         ``dropout``, ``lr``, ``epochs``, ``max_updates`` or ``early_stopping`` asks for a network
-        without a trial: "lstm" for one target per series, else "linear+lstm". A first
-        ``partial_fit`` takes "lstm".
+        without a trial: "lstm" for one target per series and for labels of symbols, else
+        "linear+lstm". A first ``partial_fit`` takes "lstm".
     dropout : float or "auto"
         Probability of dropping an output in training: between two layers, and, in a network that
         adds to a linear model, after the last. "auto": 0.3 in such a network, unless it has 128
