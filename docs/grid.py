@@ -109,10 +109,10 @@ def alt_text(cells):
                 f"{layer}, {TASKS[task]}: median {statistics.median(found):.2f}, "
                 f"largest {max(found):.2f}"
             )
-    return (
-        "Heat maps of the time of the package's layers over that of torch's, by units and series, "
-        f"for LSTM and GRU, training and prediction. {'; '.join(parts)}."
-    )
+    first = "Heat maps of the time over that of torch's layers, by units and series"
+    if cells and cells[0].get("set") == "avx2":
+        first = "The same with AVX2"
+    return f"{first}. {'; '.join(parts)}."
 
 
 def sentence(cells):

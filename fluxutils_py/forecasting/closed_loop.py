@@ -168,6 +168,11 @@ def generate(
         )
     random = make_generator(random_state)
     labels = getattr(est, "classes_", None)  # of a classifier
+    if labels is not None and labels.dtype.kind not in "iu":
+        raise DataError(
+            f"the labels of this classifier are {labels.dtype}, which are no inputs for it: fit on "
+            "integers as x and y, such as np.unique(text, return_inverse=True)[1]"
+        )
     method = "predict" if labels is None else "predict_log_proba"
     stream, scores = _read_past(est, x, method)
 

@@ -309,13 +309,28 @@ def test_a_page_has_the_figures_of_the_results(page, text, addresses):
     assert text.format(*map(figure, addresses)) in words(page)
 
 
+def test_the_figures_of_many_shapes_are_those_of_the_results():
+    results = (ROOT / "benchmarks/RESULTS_both_sets.md").read_text("utf-8")
+    rows = re.findall(r"\| all \| 108 \| 0 \| (\S+) \| (\S+) \|", results)
+    (median, most), (of_avx2, most_of_avx2) = rows
+    page = words(BENCHMARKS)
+    assert f"median of {median} of the loop's processor time, and at most {most}." in page
+    assert f"With AVX2 alone, these are {of_avx2} and {most_of_avx2} " in page
+    assert median == of_avx2
+    assert f"the median is {median}, with AVX-512 and AVX2." in words("README.md")
+
+
 def test_the_page_has_the_sentence_and_the_picture_of_the_grid(load_script):
     pytest.importorskip("matplotlib")
     grid = load_script("docs/grid.py")
     cells = json.loads((ROOT / "docs/grid.json").read_text("utf-8"))["cells"]
     page = words(BENCHMARKS)
-    assert grid.sentence(cells) in page
-    assert grid.alt_text(cells) in page
+    assert {cell["set"] for cell in cells} == {"avx512", "avx2"}
+    for isa in ("avx512", "avx2"):
+        part = [cell for cell in cells if cell["set"] == isa]
+        sentence = grid.sentence(part).removeprefix("Of ")
+        assert sentence in page
+        assert grid.alt_text(part) in page
 
 
 def test_a_figure_is_written_as_asked():

@@ -137,3 +137,7 @@ def test_what_cannot_be_generated_from_is_refused(model, text):
         generate(model, text.astype(float), 2)
     with pytest.raises(ValueError, match="temperature must be 0 or more, got -1"):
         generate(model, text, 2, temperature=-1)
+    est = EstimatorClassifier(Characters(), spec={"epochs": 1, "seqsize": 8}, random_state=0)
+    est.fit(text[:, :, :-1], np.array(list("abcde"))[text[:, :, 1:]])
+    with pytest.raises(DataError, match=r"labels of this classifier are <U1.*fit on integers"):
+        generate(est, text, 2)
