@@ -142,9 +142,15 @@ def test_functions_that_wait_for_a_gradient_get_it(method, function, recorded):
     assert_same_fit(*ests)
 
 
+class Doubled(LSTM):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
 @pytest.mark.parametrize(
     "layers",
     [
+        lambda: [Doubled(2, 4)],
         lambda: [LSTM(2, 4, trainable_init=True)],
         lambda: [MinGRU(2, 4)],
         lambda: [LSTM(2, 4), nn.Dropout(0.2)],
