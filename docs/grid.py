@@ -91,10 +91,10 @@ def draw(cells, path):
     ticks = [0.25, 0.5, 1, 2, 4]
     bar.set_ticks(ticks, labels=[f"{tick:g}" for tick in ticks])
     bar.ax.minorticks_off()
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=100)
     plt.close(figure)
-    picture = Image.open(path).convert("RGB")  # a third of the size with 256 colours
-    picture.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
+    picture = Image.open(path).convert("RGB")  # a quarter of the size with 160 colours
+    picture.quantize(160, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
         path, optimize=True
     )
 

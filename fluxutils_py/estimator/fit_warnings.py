@@ -11,7 +11,7 @@ from torch.nn.functional import pad
 from torch.optim import Optimizer
 
 from fluxutils_py.errors import SingleStepWarning, warn
-from fluxutils_py.estimator.building import build_optimizer
+from fluxutils_py.estimator.building import NotStored, build_optimizer
 from fluxutils_py.estimator.fit_loop import FitLoop
 from fluxutils_py.inputs.inputs import Inputs
 from fluxutils_py.nn import Recur
@@ -104,7 +104,7 @@ def _weight_of_each(batch: Minibatch) -> list[Tensor | None]:
 def warn_other_optimizer(loop: FitLoop) -> None:
     """Warn that a fit that continues keeps its optimizer, where ``opt`` would now make another."""
     opt = loop.data.settings.opt
-    if isinstance(opt, Optimizer):
+    if isinstance(opt, Optimizer | NotStored):  # given as one, or lost in a file
         return
     mine = loop.optimizer
     other = build_optimizer(opt, loop.data.settings.model, loop.model)
