@@ -330,7 +330,8 @@ def recorded_squared_error(
 
     The model is a stack of recurrent layers that the native kernels compute, with a linear head. As
     the order of its operations is known, they need no graph, which takes most of the time of a
-    small window; they are those that torch would call, with the same bits. The states move on.
+    small window; they are those that torch would call, with its results to rounding. The states
+    move on.
 
     Parameters
     ----------
