@@ -525,14 +525,14 @@ CEILINGS = {
     "predict: files": (24, 24),
     "a step of a stream: files": (3, 3),
     "a step of a stream: calls": (8, 9),
-    "classes": (337, 380),
+    "classes": (338, 380),
     "arguments of SequenceRegressor": (22, 22),
     "arguments of Forecaster": (22, 22),
     "arguments of Estimator": (13, 13),
     "fields of Spec": (14, 14),
     "public names at the top": (40, 40),
     "public names without the guests'": (97, 100),
-    "tokens": (299_090, 300_000),
+    "tokens": (299_948, 300_000),
     "tokens in ten lines": (89, 90),
 }
 SLACK = {"tokens": 1000}  # by which a ceiling may lie above what is counted

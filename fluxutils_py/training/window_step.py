@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -35,6 +36,10 @@ from fluxutils_py.training.gradient_step import BatchLoss, GradientStep, as_scal
 from fluxutils_py.training.minibatch import Minibatch
 from fluxutils_py.training.resharding import mean_of_buffers, reshard_rows
 from fluxutils_py.training.step_info import StepInfo
+from fluxutils_py.training.window_graph import WindowGraph, kind_of_window
+
+# The environment variable that lets a GPU repeat windows as graphs, if it is 1.
+GRAPHS = "FLUXUTILS_CUDA_GRAPHS"
 
 
 class WindowStep(GradientStep):
@@ -107,6 +112,12 @@ class WindowStep(GradientStep):
         self._next_states: list[State | None] = []  # at the first step of the next window
         self._overlap_states: list[State | None] = []  # with which the last overlap began
         self.start_epoch()
+
+    def bind(self) -> None:
+        super().bind()
+        wanted = os.environ.get(GRAPHS) == "1"
+        self._is_graphed = wanted and self.defer and not self._is_exact
+        self._graph: WindowGraph | None = None
 
     # -- one epoch ---------------------------------------------------------------------------------
 
@@ -207,6 +218,8 @@ class WindowStep(GradientStep):
     # -- one window --------------------------------------------------------------------------------
 
     def _loss_of_single_process(self, batch: Any) -> StepInfo | None:
+        if batch is not None and self._is_graphed and self._is_whole(batch):
+            return self._graphed_loss(batch)
         if batch is not None and self._is_plain(batch):
             grads = self.vector.views
             loss = recorded_squared_error(self.model, batch.x, batch.y, self.params, grads)
@@ -216,10 +229,21 @@ class WindowStep(GradientStep):
                 return StepInfo(loss, batch.n_live)
         return super()._loss_of_single_process(batch)
 
-    def _is_plain(self, batch: Minibatch) -> bool:
-        """Return whether the loss of a window is a mean squared error over all its steps, of which
-        nothing else is wanted.
+    def _graphed_loss(self, batch: Minibatch) -> StepInfo | None:
+        """Return the loss of a whole window by a CUDA graph, if it is of the kind of the first that
+        could be.
         """
+        compute = super()._loss_of_single_process
+        if not batch.n_live or any(layer.state is None for layer in self._layers):
+            return compute(batch)
+        if self._graph is None:
+            self._graph = WindowGraph(compute, batch, self.model, self.vector)
+        if kind_of_window(batch, self.model) != self._graph.kind:
+            return compute(batch)
+        return self._graph(batch)
+
+    def _is_whole(self, batch: Minibatch) -> bool:
+        """Return whether all steps of a window have a loss, and nothing else is wanted of them."""
         index = batch.index
         assert index is not None
         return bool(
@@ -227,6 +251,12 @@ class WindowStep(GradientStep):
             and index.has_loss
             and not index.n_overlap
             and index.next_start is None
+        )
+
+    def _is_plain(self, batch: Minibatch) -> bool:
+        """Return whether the loss is a mean squared error over a whole window."""
+        return bool(
+            self._is_whole(batch)
             and len(batch.inputs) == len(batch.labels) == 1
             and isinstance(self.loss, SeqLoss)
             and self.loss.is_mean_squared_error

@@ -166,8 +166,8 @@ def test_files_pickles_and_exports_go_where_there_is_no_gpu(tmp_path):
     there, here = regressors(cell="lstm")
     there.save(tmp_path / "est.pt")
     for again in (
-        SequenceRegressor.load(tmp_path / "est.pt", device="cpu"),
-        SequenceRegressor.load(tmp_path / "est.pt"),
+        QuietRegressor.load(tmp_path / "est.pt", device="cpu"),
+        QuietRegressor.load(tmp_path / "est.pt"),
         load(tmp_path / "est.pt"),
         pickle.loads(pickle.dumps(there)),
     ):

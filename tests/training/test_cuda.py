@@ -124,9 +124,8 @@ def test_more_windows_need_no_more_synchronizations(spec):
     assert synchronizations(430, **spec) == synchronizations(43, **spec)
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-def test_low_precision_learns_near_what_float32_learns(precision):
-    (low, data), (exact, _) = single(precision=precision, epochs=5), single(epochs=5)
+def test_low_precision_learns_near_what_float32_learns():
+    (low, data), (exact, _) = single(precision="bfloat16", epochs=5), single(epochs=5)
     low.fit(*data), exact.fit(*data)
     assert {p.dtype for p in low.model_.parameters()} == {torch.float32}
     assert low.loss_ == pytest.approx(exact.loss_, rel=0.05)
@@ -134,7 +133,7 @@ def test_low_precision_learns_near_what_float32_learns(precision):
     assert np.abs(low.predict(data[0]) - exact.predict(data[0])).max() < 0.1
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 def test_resuming_ends_with_the_bits_of_an_uninterrupted_fit(tmp_path, precision):
     def kill(loop):
         if loop.step == 17:
