@@ -106,26 +106,6 @@ def _(names, value):
     assert problem.callers == {threading.get_ident()}  # a single thread prepares
 
 
-@checks.of(
-    "ptrain(lambda x, y: loss(x.T, y.T), ps, lambda: (torch.ones(3, 20), torch.ones(1, 20)), opt, "
-    "iterations, bs=2, axis=-1)"
-)
-def _(names, value):
-    p, losses = Problem(), []
-    opt = torch.optim.SGD(p.ps, lr=0.1)
-
-    def last():
-        return [array.T for array in p.prepare()]
-
-    def loss(x, y):
-        return p.loss(x.T, y.T)
-
-    names["ptrain"](loss, p.ps, last, opt, 3, bs=2, axis=-1, cby=losses.append)
-    expected, expected_losses = p.trained_on_samples()
-    torch.testing.assert_close(p.ps, expected)
-    np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
-
-
 @checks.of("ttrain(loss, ps, preparesamples, opt, iterations)")
 def _(names, value):
     problem, losses, together = Problem(), [], threading.Barrier(3, timeout=300)

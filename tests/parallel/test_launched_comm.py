@@ -5,6 +5,7 @@ import copy
 import os
 import pickle
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,21 @@ from fluxutils_py.parallel.communicator import SingleProcessComm
 from fluxutils_py.parallel.launched_comm import LaunchedComm
 from fluxutils_py.parallel.mpi import MPIComm
 from fluxutils_py.parallel.torch_distributed import TorchComm
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    """A clock that a look or a sleep moves on, however busy the machine is."""
+    now = [0.0]
+
+    def monotonic():
+        now[0] += 1e-5
+        return now[0]
+
+    def sleep(seconds):
+        now[0] += seconds
+
+    monkeypatch.setattr(launched_comm, "time", SimpleNamespace(monotonic=monotonic, sleep=sleep))
 
 
 class Late(LaunchedComm):
