@@ -14,7 +14,7 @@ import fluxutils_py
 from fluxutils_py import sklearn_private
 from fluxutils_py.sklearn_private import Scorer
 
-KNOWN_TO_WORK = ("1.9",)
+KNOWN_TO_WORK = ("1.6", "1.9")
 PACKAGE = Path(fluxutils_py.__file__).parent
 
 

@@ -28,7 +28,7 @@ from fluxutils_py.data.blocks import block_slices
 from fluxutils_py.errors import DataError, ShapeError, SpecError, warn
 from fluxutils_py.estimator.fit_data import FitData, Split, spec_of_call, total_batchsize
 from fluxutils_py.estimator.fit_loop import FitLoop
-from fluxutils_py.estimator.fitting import BegunFit, begun_fit, no_groups
+from fluxutils_py.estimator.fitting import BegunFit, begun_fit
 from fluxutils_py.estimator.same_fit import require_same_fit
 from fluxutils_py.estimator.spec import Settings
 from fluxutils_py.estimator.streams.conformal import read_levels
@@ -62,24 +62,25 @@ def run_auto_fit(est: Any, *series: Any, groups: object = None, **call: Any) -> 
     with begun_fit(est, *series, **call) as begun:
         data = begun.data
         counted = steps_to_learn_from(data.inputs, data.targets, data.weight, data.reader)
-        begun = replace(begun, data=replace(data, counted=counted))
+        groups = read_groups(groups, data.inputs)
+        begun = replace(begun, data=replace(data, counted=counted, groups=groups))
         try:
-            _run_begun(begun, groups, continues, has_gaps=False)
+            _run_begun(begun, continues, has_gaps=False)
         except DataError:
             if continues or not _has_gaps(begun):
                 raise
             line = "inputs lack values: the last ones stand for them, marked by further inputs"
             say_stage(begun.settings.verbose, begun.ranks, line)
-            _run_begun(begun, groups, continues, has_gaps=True)
+            _run_begun(begun, continues, has_gaps=True)
 
 
-def _run_begun(begun: BegunFit, groups: object, continues: bool, *, has_gaps: bool) -> None:
+def _run_begun(begun: BegunFit, continues: bool, *, has_gaps: bool) -> None:
     settings = begun.settings
     trials: list[ReadyMadeLoop] = []
     if not continues:
-        settings, trials = choose(begun, groups, has_gaps)
-    part = _part_for_intervals(settings, begun, groups, trials)
-    loop = ReadyMadeLoop(begun, begun.cut(settings), groups, trials=trials)
+        settings, trials = choose(begun, has_gaps)
+    part = _part_for_intervals(settings, begun, trials)
+    loop = ReadyMadeLoop(begun, begun.cut(settings), trials=trials)
     if not (loop.makes_updates or begun.data.is_fit):
         raise _no_partial_fit(begun.est)
     begun.train(loop)
@@ -149,8 +150,6 @@ class ReadyMadeLoop(FitLoop):
     ----------
     begun : BegunFit
     data : FitData
-    groups : array-like, optional
-        Of the series.
     rng : numpy.random.Generator, optional
         Instead of that of the fit.
     trials : sequence of ReadyMadeLoop
@@ -163,12 +162,11 @@ class ReadyMadeLoop(FitLoop):
         self,
         begun: BegunFit,
         data: FitData,
-        groups: object = None,
         rng: np.random.Generator | None = None,
         trials: Sequence[ReadyMadeLoop] = (),
         like: ClosedFormHead | None = None,
     ) -> None:
-        self._groups = groups
+        self._groups = begun.data.groups
         self._trials = trials
         self._like = like
         self._verbose = begun.settings.verbose
@@ -190,12 +188,9 @@ class ReadyMadeLoop(FitLoop):
                 "cell='kernels' describes whole series, but y has a target at each step; use "
                 "another cell, such as 'lstm' or 'linear'"
             )
-        if self._groups is not None and not any(closed_form_parts(self.model)):
-            raise no_groups()
         classes = self.data.codec.classes
         n_classes = None if classes is None else len(classes)
-        groups = read_groups(self._groups, self.data.inputs)
-        self.task = ClosedFormTask(n_classes, self.data.codec.per_series, groups, self._like)
+        self.task = ClosedFormTask(n_classes, self.data.codec.per_series, self._groups, self._like)
         return super().new_step(ranks)
 
     def _solve(self, windows: TensorBatches | None) -> StepInfo | None:
@@ -295,7 +290,7 @@ class ReadyMadeLoop(FitLoop):
 
 
 def read_groups(groups: object, inputs: Inputs) -> np.ndarray | None:
-    """Return a number from 0 for each series: that of its group.
+    """Return a number from 0 for each series: that of its group; None if they are all of one.
 
     Raises
     ------
@@ -312,15 +307,14 @@ def read_groups(groups: object, inputs: Inputs) -> np.ndarray | None:
         )
     if inputs.shards is not None:
         raise DataError("groups and sharded=True: each rank knows the groups of its series alone")
-    return np.unique(given, return_inverse=True)[1].astype(np.int64)
+    numbers = np.unique(given, return_inverse=True)[1].astype(np.int64)
+    return numbers if numbers.any() else None
 
 
 # -- trials ----------------------------------------------------------------------------------------
 
 
-def choose(
-    begun: BegunFit, groups: object, has_gaps: bool = False
-) -> tuple[Settings, list[ReadyMadeLoop]]:
+def choose(begun: BegunFit, has_gaps: bool = False) -> tuple[Settings, list[ReadyMadeLoop]]:
     """Return the settings of the model that is chosen for the data, and the trials that its fit
     goes on from, if there were any.
 
@@ -352,7 +346,7 @@ def choose(
 
     say(1, "fitting the linear model")
     of_linear = replace(est.settings_of(replace(choice, cell="linear")), **QUIET)
-    linear = ReadyMadeLoop(begun, begun.cut(of_linear), groups, np.random.default_rng(begun.seed))
+    linear = ReadyMadeLoop(begun, begun.cut(of_linear), np.random.default_rng(begun.seed))
     linear.run_alone("linear model")
     trials: list[ReadyMadeLoop] = []
     errors = [np.empty((0, len(GAINS)))]
@@ -364,7 +358,6 @@ def choose(
                 est.settings_of(choice),
                 split,
                 f"trial {i + 1} of {len(splits)}",
-                groups,
                 trials,
                 linear.head,
             )
@@ -384,7 +377,7 @@ def choose(
 
 
 def _part_for_intervals(
-    settings: Settings, begun: BegunFit, groups: object, trials: Sequence[ReadyMadeLoop]
+    settings: Settings, begun: BegunFit, trials: Sequence[ReadyMadeLoop]
 ) -> tuple[Split | None, FitData, ReadyMadeLoop] | None:
     """Fit a model on a part of the data; return the split, the rest as the ``validation`` of its
     data, and the loop. None without intervals, or where the fit holds data out itself.
@@ -406,7 +399,7 @@ def _part_for_intervals(
             )
     split = begun.data.split(TRIAL_FRACTION, begun.seed, max_in_time)
     like = trials[-1].head if trials else None
-    return split, *fit_of_part(begun, settings, split, "calibration", groups, trials[:-1], like)
+    return split, *fit_of_part(begun, settings, split, "calibration", trials[:-1], like)
 
 
 def _add_intervals(
@@ -446,7 +439,6 @@ def fit_of_part(
     settings: Settings,
     split: Split | None,
     stage: str,
-    groups: object = None,
     trials: Sequence[ReadyMadeLoop] = (),
     like: ClosedFormHead | None = None,
 ) -> tuple[FitData, ReadyMadeLoop]:
@@ -462,6 +454,6 @@ def fit_of_part(
     held_out = begun.data.cut(trial, spec, batchsize, split)
     fitted = replace(held_out, validation=None)
     rng = np.random.default_rng(begun.seed)
-    loop = ReadyMadeLoop(begun, fitted, groups, rng, trials, like)
+    loop = ReadyMadeLoop(begun, fitted, rng, trials, like)
     loop.run_alone(stage)
     return held_out, loop

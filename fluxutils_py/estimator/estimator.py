@@ -13,9 +13,10 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 from torch.optim import Optimizer
 
+from fluxutils_py.errors import DataError
 from fluxutils_py.estimator.fit_loop import FitLoop
 from fluxutils_py.estimator.fitted_parts import BaseSeriesEstimator
-from fluxutils_py.estimator.fitting import begun_fit, no_groups, run_evaluate
+from fluxutils_py.estimator.fitting import begun_fit, run_evaluate
 from fluxutils_py.estimator.model_export import export
 from fluxutils_py.estimator.nested_parameters import NestedParamsMixin
 from fluxutils_py.estimator.persistence import load_estimator, save_estimator
@@ -255,9 +256,9 @@ class Estimator(CallbackSupport, NestedParamsMixin, BaseSeriesEstimator):
         epochs : int, optional
             Used for this call instead of the spec's, and of its ``max_updates``.
         groups : array of shape (N,), optional
-            Only for models that are fitted in closed form: series of one group, such as those of
-            one patient, are left out together when the penalty is chosen. By default each series,
-            or each block of its steps, is a group.
+            Of ready-made estimators: series of one group, such as those of one patient, are held
+            out together, when a penalty or a model is chosen, intervals are calibrated, or training
+            stops early.
         lengths, starts : array of int, shape (N,), optional
             Series ``n`` has the steps ``starts[n]`` (default 0) to ``starts[n] + lengths[n]``
             (default T); the rest is padding. None: from the first to the last step with input, one
@@ -504,8 +505,8 @@ class Estimator(CallbackSupport, NestedParamsMixin, BaseSeriesEstimator):
           for ``nn.MSELoss``, ``L1Loss``, ``SmoothL1Loss`` and ``HuberLoss``, also as functions;
         - the accuracy, for classifiers, and for cross-entropy with integer targets;
         - else minus the mean loss: the outputs may be in another unit than the targets, as the
-          log-odds of ``nn.BCEWithLogitsLoss`` are. It is that of :meth:`evaluate` on whole series,
-          without folds and burn-in; the ``context`` of :func:`fluxutils_py.timesteps` is not read.
+          log-odds of ``nn.BCEWithLogitsLoss`` are. It is that of :meth:`evaluate` without burn-in;
+          the ``context`` of :func:`fluxutils_py.timesteps` is not read.
           A loss function of your own has R2 by ``scoring=pooled_scorer("r2")``.
 
         Steps without a target do not count. For the parameters see :meth:`fit`.
@@ -525,9 +526,9 @@ class Estimator(CallbackSupport, NestedParamsMixin, BaseSeriesEstimator):
     ) -> Any:
         """Return the loss on data, and optionally its gradient, without training.
 
-        The data are cut into the windows that :meth:`fit` would train on; the state is carried from
-        each to the next. The model is in evaluation mode and does not change. Other parameters are
-        those of :meth:`fit`.
+        The data are cut into windows as in the validation of :meth:`fit`, without ``rebatch``; the
+        state is carried from each to the next. The model is in evaluation mode and does not change.
+        Other parameters are those of :meth:`fit`.
 
         Parameters
         ----------
@@ -626,7 +627,10 @@ class Estimator(CallbackSupport, NestedParamsMixin, BaseSeriesEstimator):
         around it.
         """
         if groups is not None:
-            raise no_groups()
+            raise DataError(
+                "groups are for ready-made estimators, such as SequenceRegressor; hold out groups "
+                "yourself: fit(..., validation_data=(x, y))"
+            )
         with begun_fit(self, *series, **call) as fit:
             data = fit.cut(fit.settings)
             fit.train(FitLoop(data, fit.ranks, fit.rng, fit.earlier))

@@ -207,6 +207,8 @@ class ReadData:
     classes : ndarray or None
     counted : Segments or None
         The steps of each series to learn from, where these are not all.
+    groups : ndarray of int, shape (N,), or None
+        Of the series. Those of one group are held out together.
     earlier : TargetCodec or None
         Of the fit that this one continues.
     validation_data : tuple or None
@@ -224,14 +226,16 @@ class ReadData:
     targets: Targets
     classes: np.ndarray | None = None
     counted: Segments | None = None
+    groups: np.ndarray | None = None
     earlier: TargetCodec | None = None
     validation_data: object = None
     read_targets: Callable[[np.ndarray | None], Targets] | None = None
     is_fit: bool = False
 
     def split(self, fraction: float, seed: int, max_in_time: int = 1) -> Split:
-        """Hold out a fraction of the series, chosen at random, or the last steps of ``timesteps``
-        and of up to ``max_in_time`` series; the number is rounded up.
+        """Hold out a fraction of the series, or of their groups, chosen at random, or the last
+        steps of ``timesteps`` and of up to ``max_in_time`` series without groups; the number is
+        rounded up.
 
         Raises
         ------
@@ -239,8 +243,11 @@ class ReadData:
             If it leaves nothing to train on.
         """
         whole = self.counted or self.inputs.all_series()
+        groups = whole.series if self.groups is None else self.groups[whole.series]
+        if self.groups is not None:
+            max_in_time = 0
         in_time = self.inputs.form == "timesteps" or len(whole) <= max_in_time
-        n = whole.max_length if in_time else len(whole)
+        n = whole.max_length if in_time else len(np.unique(groups))
         n_held = math.ceil(n * fraction)
         # rounded up, so that there is always something to validate on; training needs the rest
         if n_held >= n:
@@ -251,8 +258,9 @@ class ReadData:
             )
         if not in_time:
             # only labels can be split in proportion
-            labels = None if self.classes is None else self._labels_of_series()
-            return _hold_out_series(whole, n_held, seed, labels)
+            no_labels = self.classes is None or self.groups is not None
+            labels = None if no_labels else self._labels_of_series()
+            return _hold_out_series(whole, groups, n_held, seed, labels)
         if self.targets.per_series:
             raise ValueError(
                 "early_stopping of one series holds out its last steps, but y has one target, at "
@@ -645,7 +653,9 @@ class Split(NamedTuple):
     validation: Segments
 
 
-def _hold_out_series(whole: Segments, n_held: int, seed: int, labels: np.ndarray | None) -> Split:
+def _hold_out_series(
+    whole: Segments, groups: np.ndarray, n_held: int, seed: int, labels: np.ndarray | None
+) -> Split:
     from sklearn.model_selection import train_test_split  # deferred: importing it takes 40 ms
 
     if labels is not None:
@@ -654,9 +664,9 @@ def _hold_out_series(whole: Segments, n_held: int, seed: int, labels: np.ndarray
         if counts.min() == 1 or len(counts) > min(n_held, len(labels) - n_held):
             labels = None
     _, held_out = train_test_split(
-        np.arange(len(whole)), test_size=n_held, random_state=seed, stratify=labels
+        np.unique(groups), test_size=n_held, random_state=seed, stratify=labels
     )
-    is_held_out = np.isin(whole.series, held_out)
+    is_held_out = np.isin(groups, held_out)
     return Split(
         Segments(whole.series, whole.start, np.where(is_held_out, 0, whole.length)),
         Segments(whole.series, whole.start, np.where(is_held_out, whole.length, 0)),

@@ -15,7 +15,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
 from fluxutils_py.data.digest import shapes_and_digests
-from fluxutils_py.errors import DataError, warn
+from fluxutils_py.errors import warn
 from fluxutils_py.estimator.building import (
     make_generator,
     require_gradients,
@@ -46,7 +46,7 @@ from fluxutils_py.estimator.same_fit import (
     require_same_fit,
     require_same_inputs,
 )
-from fluxutils_py.estimator.spec import Settings, read_spec
+from fluxutils_py.estimator.spec import Settings
 from fluxutils_py.inputs.inputs import Schema
 from fluxutils_py.inputs.sharded_data import sharded_reader
 from fluxutils_py.inputs.targets import SeriesReader
@@ -266,14 +266,6 @@ def _task_of(
     return partial(begin_fit, est, x, y, metadata)
 
 
-def no_groups() -> DataError:
-    """Return the error for ``groups`` where no penalty is chosen."""
-    return DataError(
-        "groups are left out together when the penalty of a closed form is chosen, and this "
-        "model has none: leave groups out, or set cell='kernels' or 'linear'"
-    )
-
-
 def _warn_about(loop: FitLoop, *, is_first: bool) -> None:
     """Warn about data that the model is likely to learn the wrong thing from, and of few updates,
     if the fit ``is_first``; of one that continues, about its optimizer alone.
@@ -432,7 +424,7 @@ def run_evaluate(
 ) -> float | tuple[float, Tensor]:
     """Run an epoch without updates; return its loss, and its mean gradient if asked for.
 
-    ``whole``: walk whole series as ``predict`` does, without folds or burn-in.
+    It walks whole series, as ``predict`` does; ``whole``: without burn-in.
     """
     settings = est.resolved_params()
     with ranks_of_call(settings.comm, "evaluate", sharded) as ranks:
@@ -443,10 +435,9 @@ def run_evaluate(
         if gradient:
             require_gradients("evaluate(gradient=True)")
         check_is_fitted(est, "model_")
+        spec = replace(spec_of_call(settings, None, False), rebatch=False)
         if whole:
-            spec = replace(read_spec(settings.spec), rebatch=False, burn_in=0)
-            settings = replace(settings, spec=spec)
-        spec = spec_of_call(settings, None, False)
+            spec = replace(spec, burn_in=0)
         parts = est.fitted_parts_
         read = read_data(
             settings,

@@ -83,7 +83,7 @@ def pooled_scorer(
     ``"r2"`` uses one mean per feature, as ``score`` of the estimators does; for views and arrays
     (G, N, T) the two agree. All other metrics get the values of all features in one vector.
     Metrics that need probabilities, such as ``"neg_log_loss"`` and ``"neg_brier_score"``, cannot be
-    scored for two classes per step of several series, of which scikit-learn takes one column, nor
+    scored for two classes per step, of which scikit-learn takes one column, nor
     for lists of series with labels per step. Those of labels or of ``decision_function`` can:
     ``"f1"``, ``"recall"``, ``"roc_auc"``, ``"average_precision"``. Labels per series have no such
     limit.

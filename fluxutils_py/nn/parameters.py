@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from fluxutils_py.errors import ShapeError, SpecError
+from fluxutils_py.errors import ShapeError, SpecError, warn
 from fluxutils_py.nn.states import module_of
 
 __all__ = [
@@ -214,12 +214,19 @@ def windices(m: object, maxnorm: bool = False) -> list[Tensor]:
 
 def net2grad(m: object, dtype: torch.dtype | None = None) -> Tensor:
     """Return the gradients of all parameters in one vector, in the order of :func:`net2vec`; zeros
-    where there is none.
+    where there is none, with a warning if there is none at all.
 
     ``m`` is a module or an estimator. The vector is a detached copy of shape ``(P,)``. Source:
     ``net2grad`` of FluxUtils.jl.
     """
-    return _flatten(dense_gradients(module_of(m).parameters()), dtype)
+    params = list(module_of(m).parameters())
+    if params and all(p.grad is None for p in params):
+        warn(
+            "net2grad: no parameter has a gradient, so the vector is all zeros: call backward() "
+            "first; after a step of a fit they are gone, see loop.trainer.gradient_norm and "
+            "evaluate(x, y, gradient=True)"
+        )
+    return _flatten(dense_gradients(params), dtype)
 
 
 def grad2net(m: M, v: object) -> M:

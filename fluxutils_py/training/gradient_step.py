@@ -90,6 +90,9 @@ class GradientStep:
     ranks : RankGroup
     n_updates : int
         Number of optimizer steps so far.
+    gradient_norm : float or Tensor
+        Norm of the gradient of the last update, before clipping; NaN before the first. A tensor
+        where reading is deferred.
 
     Raises
     ------
@@ -138,6 +141,7 @@ class GradientStep:
         self.reduction = reduction
         self.stateful = stateful
         self.n_updates = 0
+        self.gradient_norm: Number = math.nan
         self._settings = {
             "batches": batches,
             "clip": clip,
@@ -373,7 +377,7 @@ class GradientStep:
             layouts = self._waiting.take_mean()
         if self.clip_nan:
             self.vector.drop_nonfinite(by_element=isinstance(self.optimizer, torch.optim.SGD))
-        norm = self._gradient_norm(batch)
+        norm = self.gradient_norm = self._gradient_norm(batch)
         self.observe(self.vector.values)
         if self.optimizer is not None:
             if self.ranks.is_single:  # the way that a reader of a traceback follows

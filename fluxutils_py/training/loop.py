@@ -63,7 +63,7 @@ class Loop:
     batch_loss : float or None
         Loss of the last step. Reading it waits for the GPU if the loss is still being computed.
     metrics : mapping
-        Other values that the last step returned, by name.
+        Other values that the last step returned, by name. Hooks may add some.
     record : dict
         Record of the epoch that just ended: ``epoch``, ``loss`` (mean over the data),
         ``mean_batch_loss`` (mean over the steps) and ``seconds``. Epoch hooks read it and may add

@@ -11,6 +11,7 @@ from sklearn.model_selection import GroupKFold
 from torch import nn
 
 from fluxutils_py import (
+    Estimator,
     SequenceClassifier,
     SequenceRegressor,
     check_export,
@@ -20,6 +21,7 @@ from fluxutils_py import (
 )
 from fluxutils_py.auto.choice_of_model import DataSize, choose_model
 from fluxutils_py.errors import DataError, ShapeError, SpecError
+from fluxutils_py.estimator.fit_data import ReadData
 from fluxutils_py.nn.ready_made import LinearPlusNetwork, MeanModel
 from tests.plain_networks import QuietRegressor, plain_regressor
 
@@ -381,6 +383,65 @@ def test_bad_settings_of_the_length_are_named(name, bad):
 # -- groups --------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def splits(monkeypatch):
+    """The series in both parts of all data that fits hold out."""
+    found = []
+    plain = ReadData.split
+
+    def split(*arguments):
+        parts = plain(*arguments)
+        found.append([part.series[part.length > 0] for part in parts])
+        return parts
+
+    monkeypatch.setattr(ReadData, "split", split)
+    return found
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"level": 80}, {"cell": "lstm", "level": 80}, {"cell": "mingru", "early_stopping": True}],
+)
+@pytest.mark.parametrize("n", [6, 23])
+@pytest.mark.parametrize("per_series", [True, False])
+def test_groups_are_held_out_together(per_series, n, settings, splits):
+    x, y, _ = sums(n)
+    owners = np.random.default_rng(1).permutation(np.arange(n) // 3)
+    y = y.mean((0, 2)) if per_series else y
+    plain_regressor(**{**SHORT, **settings}).fit(x, y, groups=[f"owner {i}" for i in owners])
+    assert splits or settings == {}
+    for training, held_out in splits:
+        assert len(held_out)
+        assert not set(owners[training]) & set(owners[held_out])
+        assert len({*training, *held_out}) == n
+
+
+def test_intervals_hold_for_groups_that_were_not_seen():
+    rng = np.random.default_rng(0)
+
+    def make(n_groups, size=10, n_steps=4, n_inputs=40):
+        """Inputs tell the group, which has a mean of its own."""
+        group = rng.normal(size=(n_inputs, n_groups, 1, 1)).repeat(size, 2)
+        group = group + 0.05 * rng.normal(size=group.shape)
+        z = rng.normal(size=(1, n_groups, size, 1))
+        x = np.concatenate([group, z]).repeat(n_steps, 3).reshape(n_inputs + 1, -1, n_steps)
+        y = 3 * z[0, :, :, 0] + rng.normal(size=(n_groups, 1))
+        return x, y.ravel(), np.repeat(np.arange(n_groups), size)
+
+    x, y, groups = make(60)
+    x_new, y_new, _ = make(200)
+    est = SequenceRegressor(cell="linear", level=90, random_state=0).fit(x, y, groups=groups)
+    _, low, high = est.predict_interval(x_new)
+    assert 0.85 < np.mean((low <= y_new) & (y_new <= high)) < 0.95
+
+
+def test_one_group_is_none():
+    x, y, _ = sums()
+    one = plain_regressor(**SHORT, cell="linear", level=80).fit(x, y, groups=["a"] * N)
+    none = plain_regressor(**SHORT, cell="linear", level=80).fit(x, y)
+    assert all(map(np.array_equal, one.predict_interval(x), none.predict_interval(x)))
+
+
 @pytest.mark.slow
 def test_groups_are_left_out_together():
     """Copies of a series with noise: leaving out one of them tells nothing."""
@@ -395,8 +456,8 @@ def test_groups_are_left_out_together():
     for bad in (people[:-1], people[:, None]):
         with pytest.raises(ShapeError, match="groups must have one entry for each of the 40"):
             SequenceClassifier().fit(x, y, groups=bad)
-    with pytest.raises(DataError, match=r"groups .* set cell='kernels' or 'linear'"):
-        SequenceClassifier(cell="lstm").fit(x, y, groups=people)
+    with pytest.raises(DataError, match=r"groups .* validation_data"):
+        Estimator(nn.Linear(1, 2)).fit(x, y[None, :, None], groups=people)
     assert len(list(GroupKFold(3).split(samples(x), y, people))) == 3
 
 

@@ -32,7 +32,9 @@ def standardised(x, w):
 
 
 def refitted(x, y, w, alpha, train, test):
-    model = Ridge(alpha=alpha, solver="svd").fit(x[train], y[train], sample_weight=w[train])
+    model = Ridge(alpha=np.asarray(alpha), solver="svd").fit(
+        x[train], y[train], sample_weight=w[train]
+    )
     return model.predict(x[test])
 
 

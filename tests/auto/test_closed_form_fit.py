@@ -99,7 +99,7 @@ def test_a_linear_model_of_lags_is_the_ridge_on_lagged_rows(x, batchsize, seqsiz
     deviation = np.sqrt(rows[counts].var(0) + 1e-6)
     z = (rows - rows[counts].mean(0)) / deviation / np.sqrt(rows.shape[1])
     z = z * model.relative[0].numpy()
-    expected = Ridge(head.alpha).fit(z[counts], targets[counts]).predict(z)
+    expected = Ridge(np.asarray(head.alpha)).fit(z[counts], targets[counts]).predict(z)
     reset(model)
     got = model(torch.from_numpy(x).permute(2, 1, 0)).detach().numpy()[..., 0]
     got = np.concatenate([got[:n, i] for i, n in enumerate(LENGTHS)])

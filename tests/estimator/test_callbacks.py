@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam, lr_scheduler
 
-from fluxutils_py import Estimator, Spec, net2grad, net2vec
+from fluxutils_py import Estimator, Spec, net2grad, net2vec, reset
 from fluxutils_py.nn import LSTM
 from fluxutils_py.nn.model_windows import run_window
 from fluxutils_py.training import StopTraining
@@ -129,7 +129,8 @@ def test_what_a_hook_finds_in_the_loop():
         assert shared["optimizer"] is est.optimizer_
         assert (loop.n_epochs, loop.steps_per_epoch) == (3, STEPS)
         assert len(loop.history) == loop.epoch
-        assert net2grad(shared["model"]).abs().max() == 0  # applied and cleared
+        with pytest.warns(UserWarning, match=r"no parameter has a gradient.*gradient_norm"):
+            assert not net2grad(shared["model"]).any()  # applied and cleared
         seen.append(loop.step)
 
     def finish(loop):
@@ -780,3 +781,29 @@ def test_nothing_is_logged_on_a_terminal_or_without_verbose(caplog, capsys, monk
         make(verbose=True).fit(X, Y)
         make(verbose=False).fit(X, Y)
     assert caplog.messages == []
+
+
+@pytest.mark.parametrize("clip", [None, 0.01])
+@pytest.mark.parametrize("recorded", [True, False])  # without a graph, or by torch's
+def test_the_norm_of_the_gradient_before_clipping(recorded, clip):
+    found = []
+    torch.manual_seed(0)
+    model = nn.Sequential(LSTM(3, 4), nn.Linear(4, 1))
+    by_hand = copy.deepcopy(model)
+    x = np.random.default_rng(0).normal(size=(3, 5, 9)).astype("float32")
+    y = x[:1].cumsum(2)
+    loss = nn.MSELoss() if recorded else lambda m, xs, ys: nn.functional.mse_loss(m(xs), ys)
+    spec = Spec(epochs=3, batchsize=5, seqsize=9, clip=clip)
+    opt = partial(torch.optim.SGD, lr=0.1)
+    hook = lambda loop: found.append(loop.trainer.gradient_norm)  # noqa: E731
+    Estimator(model, loss, opt, spec, callbacks=hook, verbose=False).fit(x, y)
+    expected, optimizer = [], torch.optim.SGD(by_hand.parameters(), lr=0.1)
+    xs, ys = (torch.from_numpy(a).permute(2, 1, 0) for a in (x, y))
+    for _ in range(3):
+        reset(by_hand)
+        optimizer.zero_grad()
+        nn.functional.mse_loss(by_hand(xs), ys).backward()
+        norm = nn.utils.clip_grad_norm_(by_hand.parameters(), np.inf if clip is None else clip)
+        expected.append(float(norm))
+        optimizer.step()
+    assert found == pytest.approx(expected, rel=1e-4)

@@ -95,3 +95,18 @@ def test_every_form_of_data_that_fit_takes():
     assert gradient.shape == net2vec(classifier).shape
     with pytest.raises(ShapeError, match="SequenceRegressor was fitted on 3"):
         est.evaluate(X[:2], Y[:1])
+
+
+@pytest.mark.parametrize("rebatch", ["auto", True])
+@pytest.mark.parametrize("n", [1, 3])
+def test_series_stay_whole_as_in_predict(n, rebatch):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2, n, 421)).astype("float32")
+    y = x[:1].cumsum(2) / 9
+    spec = Spec(epochs=2, batchsize=16, seqsize=5, rebatch=rebatch)
+    est = Estimator(nn.Sequential(LSTM(2, 4), nn.Linear(4, 1)), nn.MSELoss(), None, spec).fit(x, y)
+    expected = np.mean((est.predict(x) - y) ** 2)
+    assert est.evaluate(x, y) == pytest.approx(expected, rel=1e-5)
+    assert est.evaluate(x, y, gradient=True)[0] == pytest.approx(expected, rel=1e-5)
+    est.fit(x, y, validation_data=(x, y))
+    assert est.evaluate(x, y) == pytest.approx(est.validation_loss_curve_[-1], rel=1e-6)

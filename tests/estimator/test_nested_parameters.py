@@ -543,5 +543,5 @@ def test_a_clone_keeps_requests_for_metadata_and_an_optimizer_bound_to_its_model
 def test_showing_an_estimator_in_a_notebook_changes_nothing():
     est = Estimator(spec=Spec(1, 4, 5), verbose=False).fit(X, Y)
     before = dict(vars(est))
-    assert "spec__epochs" in est._repr_html_()
+    assert "epochs=1" in est._repr_html_()
     assert vars(est) == before

@@ -145,7 +145,12 @@ def test_integers_have_the_usual_difference():
         ("WOM-2TUE", False, r"freq='WOM-2TUE' .*give an integer.*number the times"),
         ("bh", False, r"freq='bh' is not supported"),
         ("1mo", False, r"freq='1mo' is no frequency; .*'MS'"),
-        ("M", False, r"freq='M' is no frequency; .*'ME'"),
+        pytest.param(
+            "M",
+            False,
+            r"freq='M' is no frequency; .*'ME'",
+            marks=pytest.mark.skipif(pd.__version__ < "3", reason="pandas takes it as 'ME'"),
+        ),
         (pd.DateOffset(months=1), False, "not supported"),
     ],
 )
