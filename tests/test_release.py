@@ -51,19 +51,6 @@ def test_version_and_date_are_those_of_the_changelog():
     assert cited["license"] == SETUP["metadata"]["license_expression"]
 
 
-def test_names_that_moved_are_where_the_changelog_says():
-    rows = re.findall(
-        r"^\| `(fluxutils_py\S*)`.* \| (`.*`) \| `(\S+)` \|$", text_of("CHANGELOG.md"), re.M
-    )
-    assert len(rows) == 10
-    for before, names, now in rows:
-        room = importlib.import_module(now)
-        for name in re.findall(r"`(\w+)`", names):
-            assert hasattr(room, name), f"{now}.{name}"
-            if importlib.util.find_spec(before) is not None:
-                assert name not in importlib.import_module(before).__all__, f"{before}.{name}"
-
-
 def test_lowest_constraints_are_the_bounds_of_the_metadata():
     bounds = dict(line.split(">=") for line in lines(SETUP["options"]["install_requires"]))
     lowest = {}
