@@ -102,6 +102,7 @@ def capture(run: Callable[[], list[Tensor]]) -> tuple[Callable[[], None], list[T
         run()
     current.wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    # a thread sends the next window meanwhile
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         results = run()
     return graph.replay, results
