@@ -83,11 +83,10 @@ class Forecaster(ForecasterSettings):
     transform : "auto", "log" or "none"
         Whether to model the logarithms of the values. "auto": if all values are positive, and the
         loss is not "mse", which asks for means.
-    loss : "auto", "smape", "mae", "mse", "mase" or a criterion of torch
+    loss : "auto", "smape", "mae", "mse" or a criterion of torch
         Loss of the point forecast. Errors are in units of each series' scale, the mean absolute
-        difference from a season before. "mae" and "mse" use the modelled values (logarithms, see
-        ``transform``), "mase" the original ones. "smape" adds half of "mae" to the symmetric
-        percentage error. "auto": "smape" for logarithms, else "mae". The pinball loss of the
+        difference from a season before, of the modelled values (logarithms, see ``transform``).
+        "smape" adds half of "mae" to the symmetric percentage error. "auto": "smape" for logarithms, else "mae". The pinball loss of the
         quantiles is added.
     network : "auto", "recurrent", "segments", name of a layer, module, class or callable
         "recurrent": an LSTM reads each series step by step, with lags as inputs; "gru", "mingru"
