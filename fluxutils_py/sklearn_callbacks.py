@@ -57,9 +57,9 @@ class CallbackSupport(CallbackSupportMixin):
 
         Notes
         -----
-        A callback gets, as ``fitted_estimator``, a copy of the model as it is then, with its
-        optimizer; on several ranks, it predicts on its rank alone. Clones have the same callbacks.
-        ``X`` and ``y`` are those of ``fit``.
+        A callback that asks for ``fitted_estimator`` gets a copy of the model as it is then, with
+        its optimizer; on several ranks, it predicts on its rank alone. Clones have the same
+        callbacks. ``X`` and ``y`` are those of ``fit``.
         """
         if FitCallback is None:
             raise ImportError(
