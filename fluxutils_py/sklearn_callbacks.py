@@ -51,20 +51,20 @@ class CallbackSupport(CallbackSupportMixin):
         Raises
         ------
         TypeError
-            If one is none, such as a callback of this package: ``callbacks`` takes these.
+            If an object is no such callback; callbacks of this package go to ``callbacks``.
         ImportError
             If this version of scikit-learn has no callbacks.
 
         Notes
         -----
-        What a callback asks for as ``fitted_estimator`` is a copy of the model as it is then, with
+        A callback that asks for ``fitted_estimator`` gets a copy of the model as it is then, with
         its optimizer; on several ranks, it predicts on its rank alone. Clones have the same
         callbacks. ``X`` and ``y`` are those of ``fit``.
         """
         if FitCallback is None:
             raise ImportError(
                 f"set_callbacks needs scikit-learn's callbacks, which version 1.9 has, and "
-                f"{sklearn.__version__} has not: install another, or give callbacks of this "
+                f"{sklearn.__version__} lacks: install another version, or give callbacks of this "
                 "package, as in Estimator(callbacks=...)"
             )
         for callback in callbacks:

@@ -268,7 +268,7 @@ def split_leading_axis(
     split_group_name: str | None = None,
 ) -> Any:
     """Reshape arrays ``(n * m, ...)`` to ``(n, m, ...)``, as views where the memory order allows.
-    None stays None. The names of the axis and the groups are those of the error message.
+    None stays None. The names of the axis and the groups appear in the error message.
 
     Source: ``split_leading_axis`` of bobbin. Raises ShapeError, naming the leaf, if ``n`` does not
     divide an axis.

@@ -40,7 +40,7 @@ class HeldOut:
     def calibration(self, model: nn.Module) -> Calibration:
         """Return the errors of a model; rows of the result are the held-out series, in order."""
         if len(self.windows.y) != 1:
-            raise SpecError(f"level: y is {len(self.windows.y)} arrays; give one")
+            raise SpecError(f"level needs one array y; got {len(self.windows.y)} arrays")
 
         def errors_that_count(target: np.ndarray, out: np.ndarray, w: np.ndarray) -> np.ndarray:
             return np.where(w[:, :, None] > 0, self._errors(target, out), np.nan)
@@ -111,7 +111,7 @@ class HeldOut:
             return np.where(known[:, :, None], error, np.nan)
         if target.shape[2] != out.shape[2]:
             raise ShapeError(
-                f"level: the model gives {out.shape[2]} outputs, y has {target.shape[2]}"
+                f"level: the model gives {out.shape[2]} outputs, but y has {target.shape[2]}"
             )
         error = target.astype(np.float64) - out
         error[~np.isfinite(error)] = np.nan

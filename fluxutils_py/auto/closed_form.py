@@ -308,7 +308,7 @@ def _fit(
             part, rows, relative, floor, penalties, is_classifier
         )
     if not math.isfinite(_squared_error(rows, errors)):
-        raise DataError("the targets of a closed-form head have squares that are no finite numbers")
+        raise DataError("the targets of a closed-form head have squares that are not finite")
     weight, bias = problem.solve(alpha)
     left_out = rows.targets - errors
     temperature = 1.0

@@ -172,7 +172,7 @@ def fit_closed_form_parts(
     counting = _learn_scales(scales, batches, ranks, task.per_series)
     if is_closed_form(model) and counting.n_rows and not counting.of_outputs.all():
         missing = np.flatnonzero(counting.of_outputs == 0).tolist()
-        raise DataError(f"no step that counts has a target of output {missing}: leave it out of y")
+        raise DataError(f"output {missing} has no target at a step that counts: leave it out of y")
     head = None
     for part in closed_form_parts(model):
         head = _fit_part(part, batches, ranks, task, counting)

@@ -161,10 +161,10 @@ class _SequenceEstimator(Estimator):
     max_updates : int, "auto" or None
         Steps of the optimizer. "auto": None if ``epochs`` is given; else 20 passes, but at least
         200 and at most 600 steps, or 1000 for labels of symbols; 1000 for more than 614,400 steps
-        of data. Where there are trials, they and the fit, which goes on from them, divide these.
+        of data. Trials, and the fit that continues them, share these updates.
     batchsize : int or "auto"
-        See :class:`Spec`; on several ranks, of all together. "auto": 16, but 32, 64 or 128 where
-        the updates would not be eight passes; 32 for more than 614,400 steps; 128 for single steps.
+        See :class:`Spec`; it counts all ranks together. "auto": 16, but 32, 64 or 128 where updates
+        would make fewer than eight passes; 32 for more than 614,400 steps; 128 for single steps.
     seqsize : int, None or "auto"
         Steps of a window; None trains on whole series. "auto": 64 for targets at each step; for one
         target per series, whole series of up to 500 steps, else 128.
@@ -174,19 +174,19 @@ class _SequenceEstimator(Estimator):
         ``early_stopping``, ``patience=10``. ``spec__clip`` sets one of them in ``set_params`` and
         grids.
     n_models : int
-        Number of models with different first weights, or different kernels, whose mean predicts.
+        Number of models with different initial weights or kernels; predictions are their mean.
     early_stopping : bool
-        Hold out a tenth of the data, stop when the loss of these has not fallen for
+        Hold out a tenth of the data, stop when the loss on them has not fallen for
         ``spec["patience"]`` epochs, and keep the best weights. Series are held out, stratified by
         label in classification; a single series and ``timesteps`` lose their last steps. Uses
         ``validation_data`` instead, if given.
     level : float, list of float, or None
         Share of targets, in per cent such as 80 or [80, 95], that intervals, or sets of classes,
         are to hold. For numbers at each step with ``scale_target``, a network learns both ends from
-        the inputs (pinball loss); else all intervals are equally wide. They are calibrated by
-        errors on the last fifth of up to nine series, else on a fifth of the series, of a second
-        model that was fitted on the rest, or of the model itself on ``validation_data`` or what
-        ``early_stopping`` holds out. Predictions stay as they are without it.
+        the inputs (pinball loss); else all intervals are equally wide. A second model, fitted
+        without the last fifth of up to nine series, else without a fifth of the series, calibrates
+        them by its errors there; with ``validation_data`` or ``early_stopping``, the model itself
+        does, on the data held out. Predictions do not change.
     target : "auto", "step" or "series"
         See :class:`Estimator`.
     n_timesteps : int or None
@@ -224,11 +224,11 @@ class _SequenceEstimator(Estimator):
         "interval": "give level, in per cent: level=90 for interval=0.9",
         "n_iter_no_change": "give spec={'patience': n}, with early_stopping=True",
         "validation_fraction": "a tenth is held out; give another part to fit as validation_data",
-        "scaling": "several ranks share the minibatches of one: batchsize counts all of them",
+        "scaling": "all ranks share each minibatch: batchsize counts the series of all ranks",
         "compile": "compile a model of your own: EstimatorRegressor(model, compile=True)",
         **dict.fromkeys(
             ("weight_decay", "input_noise", "scale_input", "n_lags"),
-            "what was its default always holds; give a model with another value to "
+            "its former default always holds; for another value, give a model to "
             "EstimatorRegressor or EstimatorClassifier",
         ),
     }
@@ -244,7 +244,7 @@ class _SequenceEstimator(Estimator):
         """What "auto" stood for in the fit, and what trials showed; ``print`` makes a table."""
         parts: FittedParts | None = getattr(self, "fitted_parts_", None)
         if parts is None or parts.choice is None:
-            raise AttributeError("choice_ is what a fit has chosen; there was none")
+            raise AttributeError("choice_ is what a fit has chosen; nothing was chosen")
         return parts.choice
 
     def resolved_params(self) -> Settings:
@@ -319,7 +319,7 @@ class _SequenceEstimator(Estimator):
         levels = read_levels(self.level if level is None else level)
         if len(levels) > 1:
             given = self.level if level is None else level
-            raise SpecError(f"level is one of {given!r}: name one")
+            raise SpecError(f"level must be one of {given!r}: give one")
         return levels[0]
 
     def _maker(self, cell: Any, choice: FitChoice) -> Callable[..., nn.Module]:
@@ -458,7 +458,7 @@ class SequenceRegressor(_SequenceEstimator, EstimatorRegressor):
     -----
     The loss is the squared error. See :class:`EstimatorRegressor` for inputs, targets, other
     attributes and methods. Predictions have the type of the model or of the targets, whichever is
-    longer, so that a large mean costs no digits.
+    wider, so that a large mean costs no digits.
 
     Examples
     --------
@@ -491,15 +491,15 @@ class SequenceRegressor(_SequenceEstimator, EstimatorRegressor):
         Parameters
         ----------
         x, lengths, starts
-            As of :meth:`Estimator.predict`; each result has its form.
+            As for :meth:`Estimator.predict`; each result has its form.
         level : float, optional
-            One of those of the fit, in per cent; may be left out if that is one. Where all
-            intervals are equally wide, any.
+            A level of the fit, in per cent; may be None if there is only one. Where all
+            intervals are equally wide, any level.
 
         Raises
         ------
         SpecError
-            If the fit was without ``level``, or has no network for this one.
+            If the fit was without ``level``, or has no network for this level.
 
         Notes
         -----
@@ -515,7 +515,7 @@ class SequenceRegressor(_SequenceEstimator, EstimatorRegressor):
             return predicted, _moved(predicted, -width), _moved(predicted, width)
         levels = ends.model_.levels
         if level not in levels:
-            raise SpecError(f"level={level:g}: the intervals of this fit are of {levels} per cent")
+            raise SpecError(f"level={level:g}: this fit has intervals of {levels} per cent")
         first = 1 + 2 * levels.index(level)
         outputs = ends.predict(x, lengths=lengths, starts=starts)
         form = (1 + 2 * len(levels), self.fitted_parts_.codec.ndim == 1)
@@ -523,8 +523,8 @@ class SequenceRegressor(_SequenceEstimator, EstimatorRegressor):
 
     @property
     def interval_estimator_(self) -> Any:
-        """An estimator with more outputs, to stream and to export: those of this one, then the
-        lower and the upper ends of its intervals, level by level. None where all intervals are
+        """An estimator to stream and to export, with more outputs: first the predictions, then the
+        lower and the upper ends of the intervals, level by level. None where all intervals are
         equally wide.
         """
         return estimator_of_intervals(self)
@@ -546,7 +546,7 @@ class SequenceRegressor(_SequenceEstimator, EstimatorRegressor):
         if parts is None or parts.codec.scale is None:
             # so that hasattr tells whether there is a scale
             raise AttributeError(
-                "there is no mean and scale of targets before fit, and with scale_target=False"
+                "targets have no mean and scale before fit, or with scale_target=False"
             )
         return parts.codec.scale
 
@@ -564,7 +564,7 @@ class SequenceClassifier(_SequenceEstimator, EstimatorClassifier):
         Weight of each class, which multiplies the ``sample_weight`` of its steps. "balanced":
         inversely proportional to the frequency of the class at steps that carry loss;
         "sqrt_balanced": to its square root. "auto": "sqrt_balanced" for up to ten classes of labels
-        at each step, else None. A class of weight 0 in a dict is none: its steps carry no loss.
+        at each step, else None. A class of weight 0 in a dict is left out: its steps carry no loss.
 
     Notes
     -----
@@ -604,11 +604,10 @@ class SequenceClassifier(_SequenceEstimator, EstimatorClassifier):
     ) -> Any:
         """Return which classes are in the prediction set: bool, in the form of ``predict_proba``.
 
-        A set holds all classes whose probability is at least that of the label at ``level`` per
-        cent of the held-out steps, and always the likeliest. If further steps are like these, at
-        least that share of the sets holds the label. ``level`` is that of the fit, unless given;
-        other parameters are those of :meth:`Estimator.predict`. A step without input has an empty
-        set.
+        A set holds the likeliest class, and every class whose probability reaches what the label
+        had at ``level`` per cent of the held-out steps. If further steps are like these, at least
+        ``level`` per cent of the sets hold the label. ``level`` defaults to the level of the fit;
+        for other parameters see :meth:`Estimator.predict`. A step without input has an empty set.
 
         Raises
         ------

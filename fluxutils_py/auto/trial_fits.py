@@ -69,7 +69,7 @@ def run_auto_fit(est: Any, *series: Any, groups: object = None, **call: Any) -> 
         except DataError:
             if continues or not _has_gaps(begun):
                 raise
-            line = "inputs lack values: the last ones stand for them, marked by further inputs"
+            line = "filling gaps in the inputs with the last values; further inputs mark the gaps"
             say_stage(begun.settings.verbose, begun.ranks, line)
             _run_begun(begun, continues, has_gaps=True)
 
@@ -110,11 +110,11 @@ def _require_whole_fit(est: Any, is_whole: bool, *, sharded: bool) -> None:
         return
     if not is_whole:
         raise SpecError(
-            "intervals are calibrated on data that a whole fit holds out: a fit that continues has "
-            "seen all; set level=None, and give calibration=(x, y) to stream"
+            "intervals are calibrated on held-out data, but a fit that continues has seen all "
+            "data; set level=None, and give calibration=(x, y) to stream"
         )
     if sharded:
-        raise SpecError("level and sharded=True: set level=None, or give each rank all series")
+        raise SpecError("sharded=True allows no level: set level=None, or give ranks all series")
 
 
 def _begin_anew(est: Any) -> bool:
@@ -129,8 +129,8 @@ def _begin_anew(est: Any) -> bool:
     if est.cell != "auto" or chosen is None:
         raise _no_partial_fit(est)
     warn(
-        f"partial_fit begins anew, with a network: the model of the fit before, "
-        f"cell_={chosen.cell!r}, learns from all data at once; set cell='lstm' before fit to "
+        f"partial_fit begins anew, with a network: the fitted model, "
+        f"cell_={chosen.cell!r}, learns only from all data at once; set cell='lstm' before fit to "
         "continue it"
     )
     return False
@@ -306,7 +306,7 @@ def read_groups(groups: object, inputs: Inputs) -> np.ndarray | None:
             f"{given.shape}"
         )
     if inputs.shards is not None:
-        raise DataError("groups and sharded=True: each rank knows the groups of its series alone")
+        raise DataError("sharded=True allows no groups: a rank knows the groups of its series only")
     numbers = np.unique(given, return_inverse=True)[1].astype(np.int64)
     return numbers if numbers.any() else None
 

@@ -155,7 +155,7 @@ class SampledSet(Collection[T]):
         The first elements.
     priorities : sequence of float
         Priorities of ``values``, of which the smallest are kept. By default they are drawn afresh,
-        from the operating system; for a sample that a seed gives again, draw them yourself:
+        from the operating system; for a reproducible sample, draw them yourself:
         ``found.union(SampledSet(10, [x], [rng.random()]))``. Ranks must draw different numbers.
 
     Attributes

@@ -89,7 +89,7 @@ class SummaryWriter(NullSummaryWriter):
     Parameters
     ----------
     log_dir : str, path-like or torch.utils.tensorboard.SummaryWriter
-        Created if it does not exist. A writer of torch gets what is written; closing closes it.
+        Created if it does not exist. A writer of torch is written to; closing closes it.
     auto_flush : bool
         Whether each summary is on disk when the call returns. False: within some seconds.
 

@@ -144,7 +144,7 @@ def check_read_dtype(array: Any, name: str) -> None:
     dtype = plain_block(array[(slice(0, 1),) * len(array.shape)], name).dtype
     if dtype != declared:
         raise DataError(
-            f"{name} says dtype {declared}, and gives values of {dtype}, as packed variables of "
+            f"{name} says dtype {declared}, but gives values of {dtype}, as packed variables of "
             "netCDF4 do; use xarray.open_dataset, or convert it"
         )
 
@@ -361,7 +361,7 @@ def check_named_axes(array: Any, name: str, rows: str = "features") -> None:
         if axes != "FNT":
             raise ShapeError(
                 f"{name} is a dataset of shape {array.shape} whose attribute says axes={axes!r}, "
-                f"and arrays are (F, N, T): use h5mmap({array.file.filename!r}, {array.name!r})"
+                f"but arrays are (F, N, T): use h5mmap({array.file.filename!r}, {array.name!r})"
             )
         return
     dims = getattr(array, "dims", None)
@@ -371,7 +371,7 @@ def check_named_axes(array: Any, name: str, rows: str = "features") -> None:
     if wanted != dims:
         expected = "(features, series, time steps)" if len(dims) == 3 else f"({rows}, time steps)"
         raise ShapeError(
-            f"{name} has the dimensions {dims}, and arrays are {expected}: use "
+            f"{name} has the dimensions {dims}, but arrays are {expected}: use "
             f"{name}.transpose({', '.join(map(repr, wanted))})"
         )
 

@@ -53,8 +53,8 @@ class BackgroundDataLoader(Generic[T]):
     No thread stays behind. Threads end with the last item, at :meth:`close` (or the end of a
     ``with`` block), and when nothing refers to the loader any more, as after breaking out of a loop
     over it. A running call of ``loadfun`` cannot be interrupted: ``close`` waits for it, a dropped
-    loader lets its thread end after it, and at exit the interpreter waits for it and for those that
-    are queued, as for any ``ThreadPoolExecutor``. In a forked process the loader has no threads and
+    loader lets its thread end after it, and at exit the interpreter waits for it and for queued
+    calls, as for any ``ThreadPoolExecutor``. In a forked process the loader has no threads and
     raises an error.
 
     Source: ``BackgroundDataLoader`` of PrayTools.jl. There, ``take!`` waits forever if ``loadfun``

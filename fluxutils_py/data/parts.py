@@ -56,7 +56,7 @@ def part(
     -----
     Source: ``part`` of FluxUtils.jl. Its blocks of equal size leave some ranks without one, it
     cuts time unless there are five times as many series, and with more ranks than entries it gives
-    everyone the whole.
+    every rank the whole.
 
     Examples
     --------

@@ -120,9 +120,9 @@ class SequenceWindows:
     ------
     DataError
         On reading: an infinite value, or a NaN input at a step whose target counts. NaN targets,
-        and steps past the end of a row, do not count; what their inputs hold in NaN is replaced by
-        zeros. Without targets, and with ``one_target``, inputs of all steps count, except where all
-        features are NaN; but with ``one_target`` never at the last step.
+        and steps past the end of a row, do not count; NaN in their inputs becomes zero. Without
+        targets, and with ``one_target``, inputs of all steps count, except where all features are
+        NaN; ``one_target`` makes no such exception at the last step.
 
     Notes
     -----
@@ -549,7 +549,7 @@ def _error_of(
         what = "nan in all features at"
     return DataError(
         f"{s.name} is {what} series {rows.series[b]}, step {rows.start[b] + start + t}; fill it "
-        "in, as SequenceImputer does, or leave the step out: NaN in all features is no input, NaN "
-        "in the target or a weight of 0 no loss, and series of unequal lengths are a list of (F, "
-        "T_i), or have lengths="
+        "in, as SequenceImputer does, or leave the step out: NaN in all features means no input, "
+        "NaN in the target or a weight of 0 no loss, and series of unequal lengths are a list of "
+        "(F, T_i), or have lengths="
     )

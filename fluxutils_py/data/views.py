@@ -284,8 +284,7 @@ def timesteps(
     Returns
     -------
     TimestepsView
-        Targets go with it as ``timesteps(y)``, or, for one series, as a plain array of shape (T,)
-        or (T, G).
+        Its targets are ``timesteps(y)``, or, for one series, a plain array of shape (T,) or (T, G).
 
     Raises
     ------

@@ -48,8 +48,8 @@ def require_stored(**arguments: Any) -> None:
         if isinstance(value, NotStored):
             argument = name.partition(".")[0]  # spec.lr_schedule is given as spec
             raise ValueError(
-                f"this estimator was loaded from a file that does not hold its {name} "
-                f"({value.code_name}), which is code of its author's; give it: "
+                f"the file of this estimator does not hold its {name} "
+                f"({value.code_name}), which is its author's code; give it: "
                 f"fluxutils_py.load(path, {argument}=...) or est.set_params({argument}=...)"
             )
 
@@ -169,7 +169,7 @@ def check_device(device: object) -> torch.device | None:
     """
     if device is None:
         return None
-    remedy = 'give "cpu", "cuda", "cuda:1", "mps" or the like, or None for where the model is'
+    remedy = 'give "cpu", "cuda", "cuda:1", "mps" or the like, or None for the model\'s device'
     # searches hand on texts and numbers of NumPy
     name: Any = device.item() if isinstance(device, np.generic) else device
     try:

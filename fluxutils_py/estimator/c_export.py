@@ -35,7 +35,7 @@ def check_header_settings(format: str, prefix: str, quantize: str | None, exampl
         raise ValueError(f"quantize must be None or 'int8', got {quantize!r}")
     if example is not None and quantize is None:
         raise ValueError(
-            "example= is what quantize='int8' measures its error on; leave it out, or quantize"
+            "example= measures the error of quantize='int8'; leave it out, or set quantize"
         )
 
 
@@ -101,8 +101,8 @@ def n_features_of(est: BaseSeriesEstimator) -> int:
     if n_inputs > 1 or layout.kinds[0] == "int":
         what = f"{n_inputs} inputs" if n_inputs > 1 else "integers"
         raise ExportError(
-            f"the model takes {what}, a C header one input of floating-point numbers: use "
-            "format='onnx'"
+            f"the model takes {what}, but a C header takes one input of floating-point numbers: "
+            "use format='onnx'"
         )
     return layout.sizes[0]
 

@@ -25,7 +25,7 @@ class LossCurveDisplay:
     validation_loss_curve : list of float, optional
         Validation loss; NaN where there is none.
     name : str, optional
-        What "training" and "validation" follow in the legend.
+        Stands before "training" and "validation" in the legend.
 
     Attributes
     ----------
@@ -62,7 +62,7 @@ class LossCurveDisplay:
             An estimator with ``loss_curve_``, a pipeline that ends in one, or a search whose best
             estimator is one.
         ax : matplotlib Axes, optional
-            Axes to draw on. None: those of a new figure.
+            Axes to draw on. None: a new figure.
         name : str, optional
             Name in the legend. None: the estimator's class.
         curve_kwargs : dict, optional

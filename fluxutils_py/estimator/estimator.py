@@ -48,7 +48,7 @@ class Estimator(CallbackSupport, NestedParamsMixin, BaseSeriesEstimator):
         a torch criterion, which goes through :func:`fluxutils_py.seqloss`. None: mean squared
         error.
     opt : optimizer class, functools.partial, callable, optimizer, or None
-        A callable gets the parameters; an optimizer must be one of those of ``model``. None:
+        A callable gets the parameters; an optimizer must hold the parameters of ``model``. None:
         ``torch.optim.AdamW``, fused where torch offers it; with ``model=None``, its learning rate
         is 0.01.
     spec : Spec, dict, namedtuple, dataclass, object, or None
@@ -67,8 +67,8 @@ class Estimator(CallbackSupport, NestedParamsMixin, BaseSeriesEstimator):
         Dropout and batch normalisation see only the series of their rank. Unless ``verbose`` is
         False, rank 0 says once how large the minibatches are.
     device : str, torch.device or None
-        The device to train on. None: that of the model, which is built on the CPU if it is given as
-        a class or function: no default device of torch reaches into a call.
+        The device to train on. None: the device of the model, which is built on the CPU if it is
+        given as a class or function; torch's default device has no effect.
     compile : bool or dict
         Whether to train, and validate, with ``torch.compile``; a dict has arguments for it. For
         models with custom code: it compiles the largest parts without recurrent layers, and your
@@ -82,11 +82,11 @@ class Estimator(CallbackSupport, NestedParamsMixin, BaseSeriesEstimator):
         :class:`fluxutils_py.training.StopTraining`, or call ``loop.stop()``, to end training. With
         a :class:`fluxutils_py.training.Checkpointer`, calling ``fit`` again with the same arguments
         and folder, even in another process, continues from the last checkpoint, in the middle of an
-        epoch, and ends with the bits of an uninterrupted fit; on another number of ranks, with its
-        values to rounding, and with minibatches of the same size. With more ``epochs``, it
-        continues for those. A checkpoint of a different fit raises ``LoadError``, see the notes. A
-        fitted estimator that continues by ``warm_start`` or ``partial_fit`` saves, but continues
-        from itself: give each such call its own folder.
+        epoch, and ends with the bits of an uninterrupted fit; on another number of ranks, with
+        equal values to rounding, and minibatches of the same size. With more ``epochs``, it trains
+        for these too. A checkpoint of a different fit raises ``LoadError``, see the notes. With
+        ``warm_start`` or ``partial_fit``, a fitted estimator saves checkpoints, but continues from
+        itself: give each such call its own folder.
     warm_start : bool
         Whether ``fit`` continues from the last fit.
     random_state : int, numpy.random.Generator, numpy.random.RandomState, or None
@@ -123,7 +123,7 @@ class Estimator(CallbackSupport, NestedParamsMixin, BaseSeriesEstimator):
         Per epoch: ``epoch, loss, mean_batch_loss, seconds``, ``folds`` (largest number of folds of
         a series, see ``rebatch`` of :class:`fluxutils_py.Spec`), and values that hooks add
         (``validation_loss``, ``lr``);
-        ``pandas.DataFrame(est.history_)`` is a table of it.
+        ``pandas.DataFrame(est.history_)`` makes a table.
     n_features_in_ : int, or tuple of int for several inputs
         Features per step; for a matrix or a view, its columns.
     feature_names_in_ : ndarray of str
@@ -157,7 +157,7 @@ class Estimator(CallbackSupport, NestedParamsMixin, BaseSeriesEstimator):
     >>> est.fit(x, y).predict(x).shape
     (1, 20, 50)
 
-    Killed and run again, this makes the steps that are left, if any:
+    Killed and run again, this makes the remaining steps, if any:
 
     >>> import tempfile
     >>> from fluxutils_py.training import Checkpointer
@@ -254,22 +254,22 @@ class Estimator(CallbackSupport, NestedParamsMixin, BaseSeriesEstimator):
             ``x, y, sample_weight, lengths, starts``, or the first ones of these: series for the
             validation loss after each epoch, which never disturbs training.
         epochs : int, optional
-            Used for this call instead of the spec's, and of its ``max_updates``.
+            Epochs of this call, instead of the spec's ``epochs`` and ``max_updates``.
         groups : array of shape (N,), optional
-            Of ready-made estimators: series of one group, such as those of one patient, are held
-            out together, when a penalty or a model is chosen, intervals are calibrated, or training
+            For ready-made estimators: series of one group, such as one patient, are held out
+            together when a penalty or a model is chosen, intervals are calibrated, or training
             stops early.
         lengths, starts : array of int, shape (N,), optional
             Series ``n`` has the steps ``starts[n]`` (default 0) to ``starts[n] + lengths[n]``
             (default T); the rest is padding. None: from the first to the last step with input, one
-            that is not NaN in all features. It begins there with the zero state, and ``burn_in``
-            counts from there. The series of a minibatch are walked through side by side, each from
-            its own start.
+            that is not NaN in all features. A series begins there with the zero state, and
+            ``burn_in`` counts from there. The series of a minibatch are walked through side by
+            side, each from its own start.
         sharded : bool
             On several ranks, whether each rank gets only its own series, in all arguments, as for
             data that no node holds whole. Ranks may have any number of series, of any lengths;
-            one without series gives None for ``x`` and ``y``. The ranks train as one process that
-            has all series, those of each rank spread evenly over the order, also with ``shuffle``.
+            one without series gives None for ``x`` and ``y``. The ranks train as one process with
+            all series, where each rank's are spread evenly over the order, also with ``shuffle``.
             A :class:`~fluxutils_py.training.Checkpointer` continues with the same series on the
             same ranks only.
 
@@ -281,7 +281,7 @@ class Estimator(CallbackSupport, NestedParamsMixin, BaseSeriesEstimator):
         Raises
         ------
         ValueError, TypeError
-            If arguments do not fit. It is raised before any training, and nothing is changed.
+            If arguments do not fit. Raised before any training; nothing is changed.
         FloatingPointError
             If a loss or gradient is NaN or infinite. Parameters and optimizer are as before that
             window.
@@ -355,7 +355,7 @@ class Estimator(CallbackSupport, NestedParamsMixin, BaseSeriesEstimator):
         x : array of shape (F, N, T), tuple of such, view, or matrix
             As in :meth:`fit`, with any N and T. A step without input (all features NaN) moves the
             state as zeros do, if it is between others, and its prediction is NaN; with one target
-            per series, the last step of a chunk of one must have an input. Each run of
+            per series, the last step of a series or chunk must have an input. Each run of
             ``timesteps(x, context=k)`` is warmed up on the ``k`` steps before it.
         out : array of shape (G, N, T), a tuple of such, or "xarray", optional
             Array to write to: a NumPy array, a memory map, an h5py dataset, a zarr array, or
@@ -393,7 +393,7 @@ class Estimator(CallbackSupport, NestedParamsMixin, BaseSeriesEstimator):
             Before ``fit``.
         ValueError
             If ``x``, ``out`` or ``state`` do not fit the model, or ``x`` has single NaNs or
-            infinities, or, with one target per series, no input at the last step of one.
+            infinities, or, with one target per series, no input at the last step of a series.
         """
         return run_predict(self, "predict", x, out, state, return_state, lengths, starts, sharded)
 
@@ -427,38 +427,37 @@ class Estimator(CallbackSupport, NestedParamsMixin, BaseSeriesEstimator):
             Share of targets that are to lie between two ends, such as 0.9. ``step`` then returns
             ``prediction, low, high``, and ``observe(y)`` takes in the target (G, N) of the oldest
             step that waits for it, at once or many steps later. The ends follow the residuals of
-            each series, so that the share holds under drift, and the inputs, where the fit was with
-            ``level`` and there is neither ``calibration`` nor ``learn``.
+            each series, so that the share holds under drift. After a fit with ``level``, they
+            follow the inputs too, unless ``calibration`` or ``learn`` is given.
         alarm : bool, int or "frozen"
             Whether ``step`` also returns how unlikely the last residuals of each series are, (N,),
             from a robust model of residuals that knows no labels; 2 is roughly once in 100 steps. A
-            number is its memory, as a half-life in steps, and no level; what lasts for about that
+            number is the half-life of its memory in steps, not a level; what lasts for about that
             long becomes the rule. True: twice the length of the calibration, at least 1000.
-            "frozen": nothing is learnt after the calibration, so a fault sounds as long as it
-            stays. ``alarm_shares`` of the stream says which output differs.
+            "frozen": nothing is learnt after the calibration, so an alarm lasts as long as its
+            fault. ``alarm_shares`` of the stream says which output differs.
         calibration : tuple (x, y), optional
             Arrays (F, N, T) and (G, N, T) that the fit has not seen, for intervals and alarms to
             start from: the series of the stream if there are ``n_series``, else any. None: what a
-            fit with ``level`` held out. An alarm can do without.
+            fit with ``level`` held out. An alarm needs none.
         learn : bool or float
             Whether the stream learns: ``learn(x, y)`` predicts and takes in the target, or ``step``
-            and later ``observe(y)`` do, and each target makes an update of the stream's own copy of
-            the model, with the loss, the kind of optimizer and the ``clip`` of the fit. A number is
-            the highest learning rate; True: a hundredth of that with which the fit began. See the
-            notes.
+            and later ``observe(y)`` do. Each target makes an update of the stream's own copy of the
+            model, with the loss, the kind of optimizer and the ``clip`` of the fit. A number is the
+            highest learning rate; True: a hundredth of the first rate of the fit. See the notes.
         freeze : str, list of str, or callable, optional
-            What does not learn: names of parameters, or of layers with all of theirs, as
+            Names of parameters that do not learn, or of layers with all their parameters, as
             :func:`fluxutils_py.namedparams` has them; or ``freeze(name, parameter)``, which returns
-            whether it is held still. What the fit held still does not learn anyway.
+            whether a parameter is held still. Parameters held still in the fit never learn.
         delay : int, optional
-            By how many steps a target may be late; more steps that wait for theirs are an error.
-            None: 10,000.
+            By how many steps a target may be late; if more steps wait, this is an error. None:
+            10,000.
 
         Returns
         -------
         EstimatorStream, or WatchedStream with ``interval``, ``alarm`` or ``learn``
             ``step(x)`` takes ``(F, N)`` and returns what ``method`` returns for that step of the
-            series, ``(G, N)``. It keeps the current model if the estimator is fitted again. For
+            series, ``(G, N)``. A later fit of the estimator does not change the stream. For
             pipelines, see :func:`fluxutils_py.stream`.
 
         Raises
@@ -471,13 +470,13 @@ class Estimator(CallbackSupport, NestedParamsMixin, BaseSeriesEstimator):
 
         Notes
         -----
-        A stream that learns updates by the loss of one step of all series. Where all recurrent
-        layers with parameters are diagonal (:class:`LRU`, :class:`MinGRU`, :class:`MinLSTM`), its
-        gradient is exact, as with ``gradient="exact"`` of :class:`Spec`, and costs the same at each
-        step; else it is that of the last ``seqsize`` steps, which are computed again (64, if
-        ``seqsize`` is None). The model is in evaluation mode: no dropout, no noise. The optimizer
-        begins without memory, its rates stay, and every target is an update, whatever
-        ``accumulate`` is. Weights of classes do not count. The state holds all of this.
+        An update uses the loss of one step of all series. Where all recurrent layers with
+        parameters are diagonal (:class:`LRU`, :class:`MinGRU`, :class:`MinLSTM`), the gradient is
+        exact, as with ``gradient="exact"`` of :class:`Spec`, and costs the same at each step; else
+        it covers the last ``seqsize`` steps (64, if ``seqsize`` is None), which are computed again.
+        The model is in evaluation mode: no dropout, no noise. The optimizer begins without memory,
+        its learning rates are constant, and every target is an update, whatever ``accumulate`` is.
+        Weights of classes do not count. The stream's ``state`` holds all of this.
         """
         options = StreamOptions(interval, alarm, calibration, learn, freeze, delay)
 
@@ -505,9 +504,9 @@ class Estimator(CallbackSupport, NestedParamsMixin, BaseSeriesEstimator):
           for ``nn.MSELoss``, ``L1Loss``, ``SmoothL1Loss`` and ``HuberLoss``, also as functions;
         - the accuracy, for classifiers, and for cross-entropy with integer targets;
         - else minus the mean loss: the outputs may be in another unit than the targets, as the
-          log-odds of ``nn.BCEWithLogitsLoss`` are. It is that of :meth:`evaluate` without burn-in;
-          the ``context`` of :func:`fluxutils_py.timesteps` is not read.
-          A loss function of your own has R2 by ``scoring=pooled_scorer("r2")``.
+          log-odds of ``nn.BCEWithLogitsLoss`` are. The loss is that of :meth:`evaluate`, without
+          burn-in; the ``context`` of :func:`fluxutils_py.timesteps` is not read.
+          For R2 with a loss function of your own, use ``scoring=pooled_scorer("r2")``.
 
         Steps without a target do not count. For the parameters see :meth:`fit`.
         """
@@ -595,8 +594,8 @@ class Estimator(CallbackSupport, NestedParamsMixin, BaseSeriesEstimator):
 
     @classmethod
     def load(cls, path: str | PathLike[str], **arguments: Any) -> Self:
-        """Read an estimator that :meth:`save` wrote. It runs no code from the file, so files from
-        strangers are safe.
+        """Read an estimator that :meth:`save` wrote. It runs no code from the file, so untrusted
+        files are safe.
 
         Parameters
         ----------
@@ -604,16 +603,16 @@ class Estimator(CallbackSupport, NestedParamsMixin, BaseSeriesEstimator):
         **arguments
             Constructor arguments to use instead of those in the file: ``device`` to load it
             elsewhere; ``model`` and ``loss`` if they are your own code (an unfitted instance, a
-            class or a function, as for the constructor). A class or function of the name that it
-            had in the fit gets the settings that the file holds, such as those of
-            ``set_params(model__hidden=64)``; those of a ``functools.partial`` that you give win.
+            class or a function, as for the constructor). A class or function with the same name as
+            in the fit gets the settings in the file, such as ``hidden`` after
+            ``set_params(model__hidden=64)``, unless you set them in a ``functools.partial``.
 
         Raises
         ------
         LoadError
-            If the file holds no estimator of this class (a pipeline or the best of a search is
-            for :func:`fluxutils_py.load`), or its parameters do not fit the model; names each
-            mismatch.
+            If the file holds no estimator of this class (:func:`fluxutils_py.load` reads pipelines
+            and the best of a search), or its parameters do not fit the model; the message names
+            each mismatch.
         """
         estimator: Self = load_estimator(cls, path, arguments)
         return estimator

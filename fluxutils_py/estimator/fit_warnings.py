@@ -116,7 +116,7 @@ def warn_other_optimizer(loop: FitLoop) -> None:
     else:
         return
     warn(
-        f"this fit continues with the optimizer of the one before: {changed}; change "
+        f"this fit continues with the optimizer of the previous fit: {changed}; change "
         "optimizer_.param_groups, or fit anew"
     )
 

@@ -56,8 +56,8 @@ def transformer_module(transformer: object, name: str, n_features: int) -> nn.Mo
     if n_columns != n_features:
         raise ExportError(
             f"the step {name!r} of the pipeline, {class_name}, was fitted on rows of {n_columns} "
-            f"columns, a step has {n_features} features: use SequenceScaler or SequenceImputer, "
-            "which know features and time"
+            f"columns, but a step has {n_features} features: use SequenceScaler or "
+            "SequenceImputer, which know features and time"
         )
     module = _sklearn_module(transformer, n_features)
     if module is None:
@@ -196,10 +196,10 @@ def export(
     - outputs: ``y`` (S, B, G); of classifiers ``label`` (S, B, 1) and ``probabilities`` (S, B, K);
       then ``next_state.0``, ``next_state.1``, ..., of the shapes of the states
 
-    S steps and B series may be any numbers, 1 too, at every call. The states are those of
-    :func:`fluxutils_py.states`, in its order, after those of imputers that look back. Outputs are
-    in the units of the targets. A series whose features are all NaN at a step has NaN as output
-    there, as in ``predict``.
+    S steps and B series may be any numbers, 1 too, at every call. States of imputers that look back
+    come first, then those of :func:`fluxutils_py.states`, in its order. Outputs are in the units of
+    the targets. A series whose features are all NaN at a step has NaN as output there, as in
+    ``predict``.
 
     Parameters
     ----------
@@ -215,7 +215,7 @@ def export(
         Names of inputs and outputs. Several inputs are ``x.0``, ``x.1``, ... by default; several
         outputs need names. Not for a header.
     prefix : str
-        What the names in a header begin with, so that several models fit one program.
+        Start of all names in a header, so that one program can hold several models.
     quantize : None or "int8"
         Whether a header holds the weights of products as integers of 8 bits, with a scale for each
         unit. All computation is in floating point as before.
@@ -225,8 +225,8 @@ def export(
     Returns
     -------
     float or None
-        With ``example``, the largest difference of an output, in the units of the targets, from
-        that of the model. The header says it too.
+        With ``example``, the largest difference between outputs of header and model, in the units
+        of the targets. The header states it too.
 
     Raises
     ------
@@ -247,12 +247,12 @@ def export(
     package, linear layers, normalisations and activations in ``nn.Sequential`` or
     :class:`fluxutils_py.nn.SequenceStack`, one input and one output.
 
-    The metadata of the others hold, in ONNX as ``metadata_props`` (JSON but for versions and
-    names of classes), in torch as the extra file ``metadata.json``: ``inputs``, ``outputs`` and
-    ``states`` with names, shapes, types and initial values (one number if all are equal, null
-    for NaN), ``feature_names``, ``scale`` of the targets, ``classes``, ``per_series`` (whether
-    only the output at the last step of a series counts), and the versions of this package and
-    torch. Labels that are texts are given by their places in ``classes``.
+    ONNX files have metadata in ``metadata_props`` (JSON but for versions and names of classes),
+    torch programs in the extra file ``metadata.json``: ``inputs``, ``outputs`` and ``states`` with
+    names, shapes, types and initial values (one number if all are equal, null for NaN),
+    ``feature_names``, ``scale`` of the targets, ``classes``, ``per_series`` (whether only the
+    output at the last step of a series counts), and the versions of this package and torch. Text
+    labels are given by their places in ``classes``.
 
     Time is the operator ``Scan`` of ONNX, or ``scan`` of torch, over the graph of one step.
 
@@ -339,8 +339,7 @@ def check_export(
 
     Streams all steps through the model (``stream``) and the file, the latter in windows of 1, 2, 4,
     8, ... steps, and compares the outputs at each step. A C header is compiled and run, which needs
-    a C compiler (``cc``, ``gcc``, ``clang`` or the one that the environment variable ``CC`` names),
-    and its outputs are compared.
+    a C compiler (``cc``, ``gcc``, ``clang`` or the one that the environment variable ``CC`` names).
 
     Parameters
     ----------
@@ -353,7 +352,7 @@ def check_export(
         above 1. Labels may differ where two probabilities differ by less than 10 times as much.
         None: 1e-5; 0.05 for an estimator with ``precision="bfloat16"``, which rounds more than the
         file, whose numbers are float32. For a header of ``quantize="int8"``, give the error that it
-        says.
+        states.
 
     Returns
     -------
@@ -492,8 +491,8 @@ def _exported_parts(model: Any) -> ModelParts:
     if not hasattr(est, "fitted_parts_") and not hasattr(est, "stream"):
         raise TypeError(
             f"{name} cannot be exported; export takes estimators of this package, pipelines of "
-            "scalers and imputers and one of them, TransformedTargetRegressor around these, and "
-            "searches for these"
+            "scalers, imputers and such an estimator, TransformedTargetRegressor around these, and "
+            "searches over these"
         )
     check_is_fitted(est, "model_")
     return parts
@@ -503,7 +502,7 @@ def _compare(path: object, name: str, got: np.ndarray, want: np.ndarray, toleran
     """Return the largest relative difference, if it is within tolerance."""
     if got.shape != want.shape:
         raise ExportError(
-            f"{path}: {name} has shape {got.shape}, that of the model has {want.shape}"
+            f"{path}: {name} has shape {got.shape}, but shape {want.shape} in the model"
         )
     got = got.astype(float)
     want = want.astype(float)
@@ -512,8 +511,8 @@ def _compare(path: object, name: str, got: np.ndarray, want: np.ndarray, toleran
     worst, at = largest_difference(got, want, scale)
     if worst > tolerance:
         raise ExportError(
-            f"{path}: {name} is {got[at]:.7g} at step {at[0]}, series {at[1]}, that of the model "
-            f"is {want[at]:.7g}: a relative difference of {worst:.1e}, above {tolerance:.1e}"
+            f"{path}: {name} is {got[at]:.7g} at step {at[0]}, series {at[1]}, but the model "
+            f"gives {want[at]:.7g}: a relative difference of {worst:.1e}, above {tolerance:.1e}"
         )
     return worst
 
@@ -537,7 +536,7 @@ def _compare_labels(
     if is_wrong.any():
         at = tuple(int(i) for i in np.argwhere(is_wrong)[0])
         raise ExportError(
-            f"{path}: {name} is {got[at]!r} at step {at[0]}, series {at[1]}, that of the model is "
+            f"{path}: {name} is {got[at]!r} at step {at[0]}, series {at[1]}, but the model gives "
             f"{want[at]!r}"
         )
 
@@ -559,8 +558,8 @@ def _graph(
     gaps: Gaps = "kept" if takes_gaps(est.model_) else "zeros"
     if needs_context(est.model_, samples):
         raise ExportError(
-            f"{type(est.model_).__name__} sees its last inputs again with each window, and a file "
-            "has only the state of recurrent layers: take layers of fluxutils_py.nn that keep "
+            f"{type(est.model_).__name__} sees its last inputs again with each window, but a file "
+            "holds only the state of recurrent layers: use layers of fluxutils_py.nn that keep "
             "their past, such as CausalConv1d and TCN"
         )
     # modules without a state run on a whole window at once, those from the first state on by steps
@@ -611,7 +610,7 @@ def _names(
     if (len(names_in), len(names_out)) != (n_in, n_out) or len(set(names)) < len(names) or is_taken:
         raise ExportError(
             f"the model has {n_in} inputs and {n_out} outputs: give input_names= and output_names= "
-            "lists of so many different names, none of which begins with 'state.' or "
+            "lists of as many different names, none beginning with 'state.' or "
             f"'next_state.'; got {names_in} and {names_out}"
         )
     return names_in, names_out

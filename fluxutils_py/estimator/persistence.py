@@ -76,7 +76,7 @@ FITTED = (
 def save_estimator(est: BaseEstimator, path: object) -> None:
     """Save a fitted estimator; see ``Estimator.save``."""
     if isinstance(est.model_, WithIntervals):
-        raise TypeError("interval_estimator_ is part of an estimator: save that one")
+        raise TypeError("interval_estimator_ is part of an estimator: save that estimator")
     write_file(path, estimator_content(est))
 
 
@@ -193,7 +193,7 @@ def estimator_of(
         settings = est.resolved_params()
     if isinstance(settings.model, NotStored):
         raise LoadError(
-            f"{path} holds the parameters of a model of its author's own, "
+            f"{path} holds the parameters of its author's own model, "
             f"{code['model']}, not its code: give the model too, {loader}.load(path, model=...)"
         )
     require_stored(**{name: getattr(est, name, None) for name in CODE})
@@ -350,7 +350,7 @@ class StoredCode:
         keywords = given.keywords if isinstance(given, partial) else {}
         if lacking := [k for k in self.others if k not in keywords]:
             raise LoadError(
-                f"{path} holds {self}, and not the values of {', '.join(lacking)}, which are no "
+                f"{path} holds {self}, but not the values of {', '.join(lacking)}, which are no "
                 f"plain data: give functools.partial({short}, {lacking[0]}=...)"
             )
         missing = {k: v for k, v in self.keywords.items() if k not in keywords}

@@ -23,8 +23,8 @@ from fluxutils_py.training.predictor import Prediction
 
 # What to do where predictions do not match the targets.
 SCORES_REMEDY = (
-    "scikit-learn hands on one column of the probabilities of two classes: use a metric of predict "
-    "or decision_function, or labels per series"
+    "scikit-learn passes on one column of the probabilities of two classes: use a metric of "
+    "predict or decision_function, or labels per series"
 )
 VALUES_REMEDY = (
     "give y in the form of x: both as samples(...), as timesteps(...), as (F, N, T) arrays, or as "
@@ -84,13 +84,13 @@ def pooled_scorer(
     (G, N, T) the two agree. All other metrics get the values of all features in one vector.
     Metrics that need probabilities, such as ``"neg_log_loss"`` and ``"neg_brier_score"``, cannot be
     scored for two classes per step, of which scikit-learn takes one column, nor
-    for lists of series with labels per step. Those of labels or of ``decision_function`` can:
+    for lists of series with labels per step. Metrics of labels or ``decision_function`` can:
     ``"f1"``, ``"recall"``, ``"roc_auc"``, ``"average_precision"``. Labels per series have no such
     limit.
 
     An :class:`Estimator` for several labels returns their log-odds, or their probabilities if its
-    model ends in a sigmoid. ``"roc_auc"`` and ``"average_precision"`` take both, since they only
-    compare them. For metrics of labels or probabilities, give a function.
+    model ends in a sigmoid. ``"roc_auc"`` and ``"average_precision"`` take both, since only the
+    order counts. For metrics of labels or probabilities, give a function.
 
     Examples
     --------
@@ -105,7 +105,7 @@ def pooled_scorer(
     >>> sorted(found)
     ['fit_time', 'score_time', 'test_neg_mean_absolute_error', 'test_r2']
 
-    Of log-odds of labels, those above 0 are more likely than not:
+    Labels with log-odds above 0 are more likely than not:
 
     >>> from sklearn.metrics import f1_score
     >>> scoring = pooled_scorer(lambda y, log_odds: f1_score(y, log_odds > 0))
@@ -152,8 +152,8 @@ def flatten_steps(
     Returns
     -------
     tuple of ndarray
-        The ``n`` targets (n,) that are there and have all predictions, then each prediction of
-        them, as (n,), or as (n, K) for K numbers per target, such as probabilities. With several
+        The ``n`` targets (n,) that are known and have all predictions, then each prediction for
+        them, (n,), or (n, K) for K numbers per target, such as probabilities. With several
         outputs, the steps of the first come first.
 
     Raises

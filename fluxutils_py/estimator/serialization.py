@@ -156,7 +156,7 @@ def _check_plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in arguments.items():
         # where a model runs is for the reader of a file to say
         if name in MACHINE:
-            raise LoadError(f"argument {name!r} is none that a file may give")
+            raise LoadError(f"argument {name!r} is not one that a file may give")
         values = value if isinstance(value, tuple | list) else (value,)
         if not all(isinstance(v, (*SETTING_TYPES, torch.Tensor)) for v in values):
             raise LoadError(f"argument {name!r} is a {type(value).__name__}, not plain data")

@@ -143,8 +143,8 @@ class Spec:
         ranks, the ``batchsize`` of all together counts. ``folds`` in ``history_`` is the largest
         number of folds of a series.
     precision : "float32" or "bfloat16"
-        What matrix products, recurrences and the like are computed in, in training, validation and
-        prediction, by torch's autocast. "float32": the type of the data (float64 for float64).
+        Type in which torch's autocast computes matrix products, recurrences and the like, in
+        training, validation and prediction. "float32": the type of the data (float64 for float64).
         "bfloat16": parameters, optimizer, losses and results are float32 whatever the data. Worth
         it where layers are large; see the guide.
     max_updates : int or None
@@ -153,7 +153,7 @@ class Spec:
     lr_schedule : "onecycle", "cosine", callable, ("step", callable) or None
         How learning rates change. "cosine": from their values to 0 at the end of the fit, along a
         cosine, after each step of the optimizer. "onecycle": the same, after a linear rise over the
-        first fifth. A ``partial_fit``, which knows no length, keeps the rates of these two. A
+        first fifth. In ``partial_fit``, whose length is unknown, these two keep the rates. A
         callable ``f(optimizer)`` returns a torch learning-rate scheduler, which steps after each
         epoch: ``partial(torch.optim.lr_scheduler.StepLR, step_size=5)``. ("step", f): after each
         step of the optimizer.

@@ -78,7 +78,7 @@ class EstimatorClassifier(ClassifierMixin, Estimator):
 
     With labels at each step, and in streams, steps without any input, or outside a series, have NaN
     as probabilities; their labels mean nothing. With one label per series, ``predict`` and
-    ``score`` raise an error if its last step has no input.
+    ``score`` raise an error if a series has no input at its last step.
 
     Attributes
     ----------
@@ -124,7 +124,7 @@ class EstimatorClassifier(ClassifierMixin, Estimator):
         "decision_function",
         """Scores of the classes before the softmax.
 
-        Of two classes, the second's score minus the first's.
+        For two classes, the second's score minus the first's.
         """,
     )
 

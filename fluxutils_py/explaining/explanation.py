@@ -47,15 +47,15 @@ class Explanation:
     value, baseline_value : float
         The output for the inputs, and for the baseline.
     completeness : float
-        What the sum of all attributions lacks of ``value - baseline_value``, relative to it (or to
-        a hundredth of the sum of absolute attributions, if that is more).
+        Difference of the sum of all attributions from ``value - baseline_value``, relative to it
+        (or to a hundredth of the sum of absolute attributions, if that is more).
     n_points : int
         Points of the path that were used.
     series, step : int
     output : str
         What was explained, such as "output 0" or "score of 'walking'".
     explained : str
-        What the attributions are of: "inputs", or what reaches the model of a pipeline.
+        What the attributions belong to: "inputs", or what reaches the model of a pipeline.
     """
 
     attributions: Any

@@ -62,9 +62,9 @@ def explain(
 ) -> Explanation:
     """Tell how much each input of the past contributed to one output: integrated gradients.
 
-    The gradient is that of the whole past, through the state, exactly, however long the series:
-    windows are computed a second time, the last first, each with the gradient that the window
-    after it has for its last state. Only one window has a graph at a time.
+    The gradient is exact over the whole past, through the state, however long the series: windows
+    are computed a second time, the last first, and each passes the gradient of its first state to
+    the window before. Only one window has a graph at a time.
 
     Parameters
     ----------
@@ -73,9 +73,9 @@ def explain(
         (``SequenceScaler``, ``StandardScaler`` and its like), attributions are of your inputs; else
         of what reaches the model, and ``Explanation.explained`` says so.
     x : array of shape (F, N, T), tuple, list, view, or matrix
-        As for ``est.predict``. Only the series that is explained is read, and all of them once for
-        their mean. Names of features are those of the fit, or of ``samples(x, feature_names=...)``,
-        as with ``names`` of what :func:`fluxutils_py.from_frame` returns.
+        As for ``est.predict``. Only the explained series is read, and all series once for their
+        mean. Feature names are those of the fit, or of ``samples(x, feature_names=...)``, such as
+        the ``names`` of a result of :func:`fluxutils_py.from_frame`.
     series : int
         Which series.
     step : int, optional
@@ -85,13 +85,13 @@ def explain(
         is explained. None: the only number, or the class that is predicted at this step. The score
         is that of ``decision_function``: of two classes, the difference to the other.
     baseline : "mean", "zero", array of shape (F,), or a tuple of these
-        The inputs with which those of the series are compared, in the units of ``x``. "mean": the
-        mean of each feature over all of ``x``. "zero": zeros, where the model gets them. Integer
-        inputs stay as they are.
+        The inputs to compare the series with, in the units of ``x``. "mean": the mean of each
+        feature over all of ``x``. "zero": zeros, where the model gets them. Integer inputs stay as
+        they are.
     n_points : int, optional
-        Points on the path from baseline to inputs. None: 16, and four times as many until
-        attributions are complete to 1e-4, or 4096, as models with kinks (ReLU) may need, or points
-        times steps would be more than a million.
+        Points on the path from baseline to inputs. None: 16, then four times as many, until
+        attributions are complete to 1e-4, there are 4096 (models with kinks, such as ReLU, may need
+        them), or points times steps would exceed a million.
     lengths, starts : array of int, shape (N,), optional
         As for ``est.predict``.
 
@@ -118,7 +118,7 @@ def explain(
     -----
     Needs ``n_points / 64`` passes over the past, forward and backward, and keeps one state per
     window. Source: Sundararajan, Taly & Yan (2017), Axiomatic Attribution for Deep Networks, ICML;
-    integrated by the rule of Gauss and Legendre.
+    integrated by Gauss-Legendre quadrature.
 
     Examples
     --------
@@ -491,7 +491,7 @@ def read_past(model: ExplainedModel, series: int, step: int | None) -> Past:
         raise ShapeError(f"step is {step}, but the series has the steps {first} to {end - 1}")
     # earlier rows with gaps between them are no past of one state
     if len(inputs.contiguous_runs()) > 1 or inputs.with_context(slice(0, inputs.T))[1]:
-        raise ShapeError("rows of timesteps with gaps or context; explain the array (F, N, T)")
+        raise ShapeError("x is timesteps with gaps or context; explain the array (F, N, T)")
     windows = SequenceWindows(
         inputs.series,
         batchsize=1,

@@ -171,7 +171,7 @@ def _check_arrays(inputs: Sequence[Any], y: Any, band: Any, output: int) -> tupl
     if {len(shape) for shape in shapes} != {3} or len({shape[1:] for shape in shapes}) > 1:
         raise ShapeError(
             "this picture takes arrays (F, N, T) and (G, N, T) of equal N and T, got shapes "
-            f"{shapes}: give the array of a view, and one of several series as x[0][:, None]"
+            f"{shapes}: give the array of a view, and one series of a list as x[0][:, None]"
         )
     if not 0 <= output < len(y):
         raise ShapeError(f"output is {output}, but y has {len(y)}")

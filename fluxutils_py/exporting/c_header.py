@@ -435,12 +435,12 @@ def check_prefix(prefix: object) -> str:
     """Return a prefix of names in C; raise ExportError if it cannot be one."""
     if not isinstance(prefix, str) or not re.fullmatch(r"[A-Za-z]\w*", prefix, re.ASCII):
         raise ExportError(
-            f"prefix must begin with a letter and have no others than letters, digits and _, got "
+            f"prefix must begin with a letter and contain only letters, digits and _, got "
             f"{prefix!r}"
         )
     if prefix in KEYWORDS.split() or prefix.endswith("_"):
         raise ExportError(
-            f"prefix must be no word of C and must not end with _, got {prefix!r}; use for example "
+            f"prefix must not be a word of C nor end with _, got {prefix!r}; use for example "
             f"{prefix.strip('_') + '_model'!r}"
         )
     return prefix

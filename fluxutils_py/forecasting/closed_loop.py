@@ -82,7 +82,7 @@ def rollout(
     if next_input is None and is_of_scores:
         raise SpecError(
             f"the outputs of a model trained with {loss!r} are scores, not values of the next "
-            "inputs: give next_input=, which makes these of them, such as lambda z: z > 0 for the "
+            "inputs: give next_input=, which makes inputs of them, such as lambda z: z > 0 for the "
             "log-odds of labels, or rng.random(z.shape) < 1 / (1 + np.exp(-z)) to draw them; for "
             "symbols, use generate"
         )
@@ -115,7 +115,7 @@ def _feed_back(
                 raise ShapeError(
                     f"{n_made} outputs, of shape {new.shape}, are fed back to {n_inputs} inputs of "
                     f"{n_series} series: known must be the others at the steps that are generated, "
-                    f"of shape {expected}, got {rest.shape}; or next_input make fewer of them"
+                    f"of shape {expected}, got {rest.shape}; or let next_input return fewer"
                 )
         if t + 1 < n_steps:
             outputs = stream.step(np.concatenate([new, rest[:, :, t].astype(new.dtype)]))
@@ -170,7 +170,7 @@ def generate(
     labels = getattr(est, "classes_", None)  # of a classifier
     if labels is not None and labels.dtype.kind not in "iu":
         raise DataError(
-            f"the labels of this classifier are {labels.dtype}, which are no inputs for it: fit on "
+            f"the labels of this classifier are {labels.dtype}, not inputs for it: fit on "
             "integers as x and y, such as np.unique(text, return_inverse=True)[1]"
         )
     method = "predict" if labels is None else "predict_log_proba"

@@ -87,8 +87,8 @@ def choose_features(
         raise DataError("there is no value to learn from: the target is missing everywhere")
     if transform == "log" and smallest <= 0:
         raise DataError(
-            f"transform='log' needs positive values, and the smallest is {smallest:g}: write NaN "
-            "where it stands for a missing value, which forecasts do not need; else use "
+            f"transform='log' needs positive values, but the smallest is {smallest:g}: write NaN, "
+            "which forecasts accept, where it stands for a missing value; else use "
             "transform='none'"
         )
     log = transform != "none" and smallest > 0

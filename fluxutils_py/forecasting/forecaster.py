@@ -64,9 +64,9 @@ class Forecaster(ForecasterSettings):
         Number of steps to forecast.
     season_length : int, or pair of int, optional
         Steps per season. None: chosen by ``freq``: a day of hours, a week of days, a year of
-        months; 1 for integers. The values a long season before each forecast step become inputs,
-        too: the multiple of the season, up to 8, that best explains the errors of the seasonal
-        naive forecast. A pair, such as ``(24, 168)``, gives both, ``(24,)`` no long season.
+        months; 1 for integers. Values a long season before each forecast step become inputs too;
+        the long season is the multiple of the season, up to 8, that best explains the errors of the
+        seasonal naive forecast. A pair, such as ``(24, 168)``, gives both, ``(24,)`` no long one.
     freq : str or int, optional
         Time between two steps: an alias of pandas ("h", "15min", "D", "W", "MS", "ME", "B"), or an
         integer for integer times. None: inferred.
@@ -74,12 +74,12 @@ class Forecaster(ForecasterSettings):
         Levels between 0 and 1 to forecast in addition to the point forecast. The quantiles never
         cross.
     calibrate : bool
-        Whether to correct the forecasts by how others like them erred: where there is enough
-        history, networks that are trained without the end of each series forecast it, as at most a
-        fifth of its steps, from many origins. These errors decide how wide the quantiles are, and
-        at each step of the horizon the weights between networks, seasonal naive forecast, last
-        value, drift and means; see ``correction_``. The networks that are kept are trained on all
-        data. False: the networks' own forecasts, in about two thirds of the time.
+        Whether to correct the forecasts by errors on held-out data: where there is enough history,
+        networks trained without the end of each series (at most a fifth of its steps) forecast it
+        from many origins. Their errors decide how wide the quantiles are, and at each step of the
+        horizon the weights between networks, seasonal naive forecast, last value, drift and means;
+        see ``correction_``. The networks that are kept are trained on all data. False: the
+        networks' own forecasts, in about two thirds of the time.
     transform : "auto", "log" or "none"
         Whether to model the logarithms of the values. "auto": if all values are positive, and the
         loss is not "mse", which asks for means.
@@ -94,12 +94,12 @@ class Forecaster(ForecasterSettings):
         recurrent layers. "segments": a recurrent layer reads segments of the last values, a season
         each, and forecasts segments of the horizon, for long horizons; it knows no covariates.
         "auto": "recurrent" or "segments", the one with the smaller error on the end of the training
-        part, for which both are trained without it (segments where they differ by less than 2 %);
-        where only one can be used, that one. See ``network_``. A module, class or callable
-        replaces the recurrent layers: it maps windows ``(S, B, n_in)`` to ``(S, B, n_out)``. A
-        class or callable gets the arguments ``n_in`` and ``n_out`` (``hidden_size``). The
-        forecaster adds the output heads and a linear bypass. What it remembers between windows
-        must be in layers with a state, such as those of ``fluxutils_py.nn``.
+        part, which is held out for this (segments where they differ by less than 2 %), or the only
+        one that can be used. See ``network_``. A module, class or callable replaces the recurrent
+        layers: it maps windows ``(S, B, n_in)`` to ``(S, B, n_out)``. A class or callable gets the
+        arguments ``n_in`` and ``n_out`` (``hidden_size``). The forecaster adds the output heads and
+        a linear bypass. Memory between windows must be in layers with a state, such as those of
+        ``fluxutils_py.nn``.
     hidden_size : int, optional
         Width of the recurrent layers. None: 32 for fewer than 10,000 values in all series, else 96.
     n_models : int, optional
@@ -107,7 +107,7 @@ class Forecaster(ForecasterSettings):
         averaged. None: 4, or 2 from 50,000 values on.
     max_steps : int, optional
         Approximate number of optimizer steps, limited to 16 passes over the data or 300 steps,
-        whichever is more. None: one for 64 values of all series, at least 100 and at most 1500.
+        whichever is more. None: one per 64 values of all series, at least 100 and at most 1500.
     batchsize, seqsize : int
         Series and time steps per window.
     lr : float
@@ -123,7 +123,7 @@ class Forecaster(ForecasterSettings):
     Attributes
     ----------
     state_ : FittedState
-        All that was learnt, whose fields are the attributes that follow.
+        All that was learnt; its fields are the attributes below.
     features_ : Features
         Settings chosen from the data: ``season``, ``lag``, ``input_size``, ``log``.
     frequency_ : Frequency
@@ -139,10 +139,9 @@ class Forecaster(ForecasterSettings):
         Training loss per epoch, averaged over the networks.
     correction_ : Correction or None
         ``weights`` (sources, h) of ``SOURCES`` in the point forecast, ``offsets`` and ``spread`` of
-        the quantiles, in units of each series' scale, and ``trust``, the share of what the held-out
-        end taught in them. None if ``calibrate`` is false or the history is too short. ``fit``
-        warns where the weight that the network earned there is below 0.1, in the mean of the
-        horizon.
+        the quantiles, in units of each series' scale, and ``trust``, the share of these that comes
+        from the held-out end. None if ``calibrate`` is false or the history is too short. ``fit``
+        warns if the network's weight there, averaged over the horizon, is below 0.1.
     history_ : History
         Ends of the series, from which ``predict`` forecasts.
     ids_ : ndarray
@@ -188,7 +187,7 @@ class Forecaster(ForecasterSettings):
         df : data frame of pandas, polars or pyarrow, or array of shape (F, N, T)
             A frame has one row per series and time, in any order. Series may differ in length and
             start, and may lack values (null or NaN) and times; rows without a value after the last
-            value of all series are warned of, since forecasts begin after them. In an array, each
+            value of all series give a warning, since forecasts begin after them. In an array, each
             feature of each series counts as one series, at integer times from 0.
         y : None
             Ignored; for scikit-learn.
@@ -196,9 +195,9 @@ class Forecaster(ForecasterSettings):
             One row per series with the columns of ``stat_exog_list``. None: ``df`` holds these
             columns.
         sample_weight : str, optional
-            Column of ``df`` that says how much each value counts as a target, of every forecast of
-            it. Weights are scaled to mean 1 over values of weight above 0. A value of weight 0 has
-            no part in the loss, and is an input like others.
+            Column of ``df`` with the weight of each value as a target, in every forecast of it.
+            Weights are scaled to mean 1 over values of weight above 0. A value of weight 0 has no
+            part in the loss, and is an input like others.
         id_col, time_col, target_col : str
             Columns of ``df`` with ids, times and targets.
 
@@ -264,7 +263,7 @@ class Forecaster(ForecasterSettings):
             Series to forecast, with any ids, each from its end. The network first reads all their
             past. None: the series of ``fit`` and :meth:`update`.
         h : int, optional
-            Number of steps, the first of those that the forecaster was trained on. None: all.
+            Number of steps, the first ones of the trained horizon. None: all.
         level : sequence of float, optional
             Bands to return, in per cent, such as [80, 90]: columns ``Forecaster-lo-80`` and
             ``Forecaster-hi-80``, which are the trained quantiles 0.1 and 0.9.
@@ -309,8 +308,8 @@ class Forecaster(ForecasterSettings):
         Raises
         ------
         DataError, ShapeError
-            If rows overlap the stored series or follow so late that nothing of them counts any
-            more, if a static covariate of a stored series changes, or if rows cannot be used.
+            If rows overlap the stored series or follow so late that stored values no longer count,
+            if a static covariate of a stored series changes, or if rows cannot be used.
             Nothing changes then.
         """
         fitted = self._fitted
@@ -376,8 +375,7 @@ class Forecaster(ForecasterSettings):
         refit : bool or None
             True: train for each window. False: train once, on the data before the first window.
             None: do not train, use this forecaster, which was fitted on earlier data or other
-            series; each rank may do so by itself. Of the data that it was fitted on, the errors
-            are those in the sample.
+            series; each rank may do so by itself. On the data of its fit, the errors are in-sample.
         level, quantiles : as in :meth:`predict`
 
         Returns
@@ -439,7 +437,7 @@ class Forecaster(ForecasterSettings):
         The file is a graph of one step or a window, like that of :func:`fluxutils_py.export`, with
         normalisation, lags, networks and inverse, so that it forecasts in the units of the series.
         A consumer gives it the values of a series from the first step on, in pieces of any length,
-        and the state that the last piece gave back.
+        and the state that the previous piece returned.
 
         Parameters
         ----------

@@ -316,7 +316,7 @@ def check_forecaster_export(
     if worst > tolerance:
         raise ExportError(
             f"{path}: {fitted.names[i]} of series {panel.ids[n]!r} is {got[at, n, i, k]:.7g} "
-            f"{k + 1} steps after step {origins[n, at]}, that of the forecaster is "
+            f"{k + 1} steps after step {origins[n, at]}, but the forecaster gives "
             f"{want[at, n, i, k]:.7g}: a relative difference of {worst:.1e}, above {tolerance:.1e}"
         )
     return worst

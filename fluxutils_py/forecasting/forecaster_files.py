@@ -116,8 +116,8 @@ def read_forecaster(
         missing = [name for name in content["code"] if name not in arguments]
     if missing:
         raise LoadError(
-            f"{path} does not hold the forecaster's {' and '.join(missing)}, which is code of its "
-            f"author's; give it: {class_name}.load(path, {missing[0]}=...)"
+            f"{path} does not hold the forecaster's {' and '.join(missing)}, which is its author's "
+            f"code; give it: {class_name}.load(path, {missing[0]}=...)"
         )
     return content
 

@@ -263,4 +263,4 @@ def check_output_names(columns: Columns, outputs: Iterable[str]) -> None:
     """
     equal = {columns.id, columns.time, columns.target} & {*outputs, "cutoff"}
     if equal:
-        raise SpecError(f"forecasts have a column {equal.pop()!r}; rename that of the data")
+        raise SpecError(f"forecasts have a column {equal.pop()!r}; rename this column of the data")

@@ -400,10 +400,10 @@ def warn_little_learnt(correction: Correction | None, max_steps: int) -> None:
     learnt = float((1 - (1 - correction.weights[0]) / correction.trust).mean())
     if learnt < LITTLE:
         warn(
-            f"the networks earned a weight of {learnt:.2f} on the held-out ends of the series, in "
-            "the mean of the horizon: nothing was learnt beyond simple forecasts, whose weights "
-            "are in correction_. Covariates or more series may help; in a random walk nothing more "
-            "is to learn"
+            f"the networks earned a weight of {learnt:.2f} on the held-out ends of the series, "
+            "averaged over the horizon: nothing was learnt beyond simple forecasts, whose weights "
+            "are in correction_. Covariates or more series may help; a random walk holds nothing "
+            "more to learn"
         )
 
 
@@ -449,7 +449,7 @@ def candidate_networks(
     asked = kind_of(settings)
     if asked == SEGMENTS and has_covariates:
         raise DataError(
-            "network='segments' reads the last values alone, and there are covariates; leave out "
+            "network='segments' reads the last values alone, but there are covariates; leave out "
             "hist_exog_list, futr_exog_list and stat_exog_list, or set network='recurrent'"
         )
     if asked != "auto":

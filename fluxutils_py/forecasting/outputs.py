@@ -201,8 +201,8 @@ def extended_history(
         name = fitted.channels.stat[changed[0, 1]].name
         raise DataError(
             f"static covariate {name!r} of series {panel.ids[i]!r} is {panel.static[name][i]!r}, "
-            "and was another so far; update continues from a state that the old value led to: give "
-            "that value, or whole series to predict(df)"
+            "but had another value before; update continues from a state of the old value: give "
+            "the old value, or whole series to predict(df)"
         )
     gap = np.zeros(panel.n_series, int)
     gap[known] = _gaps(fitted, old, panel, known, series[known])
@@ -246,7 +246,7 @@ def _gaps(
         end = stored[bad[0]]
         raise DataError(
             f"series {panel.ids[i]!r} has a row at {panel.time_text(i, 0)} (column "
-            f"{fitted.columns.time!r}), and is known until "
+            f"{fitted.columns.time!r}), but is known until "
             f"{old.time_text(end, old.lengths[end] - 1)}; give update the rows that follow, "
             f"less than {fitted.features.memory} steps later, since forecasts depend on so many, "
             "or whole series to predict(df)"

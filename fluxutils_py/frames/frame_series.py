@@ -31,8 +31,8 @@ def from_frame(
 ) -> FrameSeries:
     """Turn a data frame with one row per series and time into arrays that estimators take.
 
-    Steps without a row between the first and the last one of a series are NaN (labels: None), from
-    which nothing is learnt and which move the state as zeros do; so are missing values in rows.
+    Steps without a row, between the first and the last of a series, become NaN (labels: None), as
+    do missing values in rows. Nothing is learnt from NaN; it moves the state as zeros do.
 
     Parameters
     ----------
@@ -48,10 +48,10 @@ def from_frame(
         categories). Inputs are float32 if all of them are, else float64. Targets keep the type of
         their column; integers and booleans are float64 where some are missing, and labels objects.
     freq : str or int, optional
-        Length of a step, such as ``"h"``, ``"15min"``, ``"MS"``. None: the most usual difference
-        between times, months or business days where all times follow them.
+        Length of a step, such as ``"h"``, ``"15min"``, ``"MS"``. None: the most frequent difference
+        between times, or months or business days where all times follow them.
     per_series : bool
-        Whether a series has one target, which all of its rows have: ``y`` then is (N,) or (N, G).
+        Whether a series has one target, which all its rows repeat: ``y`` is then (N,) or (N, G).
 
     Returns
     -------
@@ -177,7 +177,7 @@ class FrameSeries:
     def like(self, df: Any) -> FrameSeries:
         """Read another frame, such as test data, by the same columns and step.
 
-        Its series may be others. It may lack the columns of targets: ``y`` then is None.
+        Its series may differ. It may lack the columns of targets: ``y`` is then None.
         """
         request = replace(self.request, freq=self.panel.frequency, zone=self.panel.zone)
         y = request.y if {*Frame(df, "df").schema} & {*request.y} else ()
@@ -185,7 +185,7 @@ class FrameSeries:
         if (made.panel.zone is None) != (self.panel.zone is None):
             raise DataError(
                 f"the times of df have the time zone {made.panel.zone}, those read before "
-                f"{self.panel.zone}: give both one, as with dt.tz_localize"
+                f"{self.panel.zone}: give both a zone, as with dt.tz_localize"
             )
         # the names of predictions are those of the targets, which the frame may lack
         return replace(made, request=request)
@@ -198,14 +198,14 @@ class FrameSeries:
         prediction : array (G, N, T), list of arrays (G, T_i), or array (N,) or (N, G)
             What ``predict`` returned for ``x``: one value per step, or per series.
         names : list of str, optional
-            Names of the G columns. None: those of the targets with ``_hat`` behind them.
+            Names of the G columns. None: names of the targets, with ``_hat`` appended.
 
         Returns
         -------
         data frame
-            With the columns of ids and times, and the predictions. It has the rows of the frame
-            that was read, in their order (of pandas, with their index). Of predictions per series,
-            a row for each. NaN is null where the library has both.
+            Ids, times and predictions, in the rows of the frame that was read, in their order (of
+            pandas, with their index); for predictions per series, one row each. NaN becomes null
+            where the library has both.
 
         Raises
         ------
@@ -249,7 +249,7 @@ class FrameSeries:
             )
         taken = {self.request.id_col, self.request.time_col} & set(names)
         if taken or len(set(names)) < len(names):
-            raise DataError(f"names={list(names)} has a column twice, or that of ids or times")
+            raise DataError(f"names={list(names)} repeats a column, or has that of ids or times")
         return list(names)
 
     def _flat(self, prediction: Any) -> np.ndarray:

@@ -74,7 +74,7 @@ class Frame:
             elif near := difflib.get_close_matches(column, names, 1):
                 remedy = f"; did you mean {near[0]!r}?"
             elif argument == "id_col":
-                remedy = "; of one series per column make rows of each, as with pandas.melt"
+                remedy = "; if each column is a series, make rows of them, as with pandas.melt"
             raise DataError(
                 f"{self.name} has no column {column!r} (columns: {', '.join(names)}), which "
                 f"{argument} names{remedy}"

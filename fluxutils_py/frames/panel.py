@@ -314,7 +314,7 @@ def read_rows(
         warn(
             f"{len(sparse)} of {panel.n_series} series have rows at few of their steps of "
             f"freq={frequency.text!r} (series {ids[i]!r} at {n_rows[i]} of {lengths[i]}): all "
-            "other steps count as missing. Take series of different frequency apart, and write "
+            "other steps count as missing. Separate series of different frequency, and write "
             "rows with 0 where no row means 0"
         )
     return frame, panel, series, grid_steps(frame, time_col or "", panel, series, times)
@@ -439,7 +439,7 @@ def read_steps(
     if (zone is None) != (panel.zone is None):
         raise DataError(
             f"column {columns.time!r} of {frame.name} is in the time zone {zone}, the series "
-            f"are in {panel.zone}; give both one, or none, as with dt.tz_localize(None)"
+            f"are in {panel.zone}; give both a zone, or none, as with dt.tz_localize(None)"
         )
     # the local times are those of the frame's zone, which may be another one
     times = _numbers(at, panel.zone, panel.frequency.is_local)

@@ -291,7 +291,7 @@ def _require_fitted_features(
         raise ShapeError(
             f"{name} has {features} features per step, but {estimator} was fitted on "
             f"{fitted.features}; if a splitter cut it, note that arrays of shape (F, N, T) are cut "
-            "along F: hand samples(x) or timesteps(x) to whatever splits"
+            "along F: give samples(x) or timesteps(x) to the splitter"
         )
     if fitted.names is None or inputs.names is None:
         return

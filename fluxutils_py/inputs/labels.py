@@ -142,7 +142,7 @@ class LabelDecoder:
         if outputs.shape[-1] != len(self.classes):
             raise DataError(
                 f"the model gives {outputs.shape[-1]} scores for {len(self.classes)} classes; a "
-                "class or function as model is told their number as n_out"
+                "model given as class or function gets their number as n_out"
             )
         return outputs
 

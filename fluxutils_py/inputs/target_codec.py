@@ -68,7 +68,7 @@ class TargetScale:
         if total.count.any() and not total.count.all():
             missing = np.flatnonzero(total.count == 0).tolist()
             raise DataError(
-                f"no step that counts has a target of output {missing}: leave it out of y"
+                f"output {missing} has no target at a step that counts: leave it out of y"
             )
         return cls(total.mean, total.scale(y.name), y.dtype)
 

@@ -251,10 +251,10 @@ class CausalKernels(Recur):
         F, number of input features. They should be standardised.
     length : int or None
         Number of steps that a typical series has, which the largest kernels span. None: the median
-        length of the series in :meth:`fit_biases`; kernels have no gaps before.
+        length of the series in :meth:`fit_biases`; until then kernels have no gaps.
     size : int
-        About as many outputs: two for each bias, and the same number of biases for each of 84
-        kernels.
+        Approximate number of outputs: two for each bias, and the same number of biases for each of
+        84 kernels.
 
     Attributes
     ----------

@@ -449,13 +449,13 @@ class HFGRU(_CellLayer):
     Parameters
     ----------
     n_in, n_out, num_layers, dropout, trainable_init
-        As of :class:`FLSTM`.
+        As for :class:`FLSTM`.
     alpha : float
         The largest share of the state that a step replaces.
 
     Notes
     -----
-    Those of :class:`FLSTM`; see :class:`HFGRUCell` for the formula. Source: ``HFGRU`` of
+    As for :class:`FLSTM`; see :class:`HFGRUCell` for the formula. Source: ``HFGRU`` of
     FluxUtils.jl.
 
     Examples

@@ -282,7 +282,7 @@ class MinLSTM(_GatedLayer):
     -----
     Takes ``(B, n_in)`` or ``(S, B, n_in)`` and returns ``(B, n_out)`` or ``(S, B, n_out)``. The
     state is ``h`` (B, n_out), initially zero. ``module.linear`` holds the weights: H rows each for
-    f, i and h, in this order. Native kernels compute the same windows as of :class:`MinGRU`.
+    f, i and h, in this order. Native kernels compute the same windows as for :class:`MinGRU`.
 
     Source: Feng et al. (2024), "Were RNNs all we needed?", arXiv:2410.01201.
 

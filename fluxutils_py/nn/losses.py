@@ -345,7 +345,7 @@ def require_equal_shapes(f: object, out: object, y: object) -> None:
         name = getattr(f, "__name__", type(f).__name__)
         raise ShapeError(
             f"{name} is given predictions of shape {tuple(out.shape)} and labels of shape "
-            f"{tuple(y.shape)}, which torch would broadcast: give both one shape, as "
+            f"{tuple(y.shape)}, which torch would broadcast: give both the same shape, as "
             "labels.unsqueeze(-1) does"
         )
 

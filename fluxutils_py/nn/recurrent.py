@@ -63,8 +63,8 @@ class Recur(nn.Module):
     ------
     TypeError
         If ``module`` is not a module, is a ``Recur`` already, is bidirectional (it would look into
-        the future) or is ``batch_first``, or ``trainable_init`` is asked of a module that does not
-        tell its state.
+        the future) or is ``batch_first``, or ``trainable_init`` is set for a module whose state is
+        unknown.
     ShapeError
         In ``forward``, if ``x`` is neither 2-D nor 3-D, or the carried state has another batch
         size.

@@ -153,7 +153,7 @@ def match_states(
     n, n_known = len(tensors), sum(counts)
     if n != n_known:
         raise ShapeError(
-            f"state has {n} tensor{'s' * (n != 1)}, that of the model has {n_known}; a custom "
+            f"state has {n} tensor{'s' * (n != 1)}, but the model has {n_known}; a custom "
             "module without empty_state() tells its state once the model has run on one step"
         )
     start = 0

@@ -34,7 +34,7 @@ class Communicator(Protocol):
         """
 
     def broadcast_(self, t: Tensor, root: int = 0) -> None:
-        """Overwrite ``t`` with that of rank ``root``; ``t`` is as for :meth:`allreduce_`."""
+        """Overwrite ``t`` with the ``t`` of rank ``root``; ``t`` is as for :meth:`allreduce_`."""
 
     def allgather(self, obj: Any) -> list[Any]:
         """Return the objects of all ranks, in the order of ranks; they are pickled, so keep them

@@ -36,9 +36,9 @@ class TorchComm(LaunchedComm):
     It has a separate gloo group, so that your messages never meet those of the package. A copy
     is the same communicator. Unpickling gives the communicator of ``comm="auto"`` in that process.
 
-    ``abort_after`` ends this process with exit status 75, and kills the ranks on its machine that
-    are missing: ``torchrun``, which ends the others and reports status 1, gives them half a minute
-    before it does.
+    ``abort_after`` ends this process with exit status 75, and kills the missing ranks on its
+    machine, to which ``torchrun`` would give half a minute. ``torchrun`` then ends the others and
+    reports status 1.
     """
 
     launcher = "torch"

@@ -138,7 +138,7 @@ class _SeededGenerator(TorchDispatchMode):
             if _current_graph_task_id() != -1:  # in a backward pass
                 raise RuntimeError(
                     f"{func} draws random numbers in the backward pass, as checkpointing does with "
-                    "dropout: in several threads these would not be those of the forward pass; use "
+                    "dropout: in several threads they would differ from the forward pass; use "
                     "one thread, or do without one of the two"
                 )
             if all(argument.name != "generator" for argument in arguments_of(func)):

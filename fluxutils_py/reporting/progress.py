@@ -58,8 +58,8 @@ class EpochLog:
     Parameters
     ----------
     insist : bool
-        Write the lines of epochs to stderr if the logger would drop it, for lack of a handler or by
-        its level.
+        Write the lines of epochs to stderr if the logger would drop them, for lack of a handler or
+        by its level.
 
     Notes
     -----

@@ -31,7 +31,7 @@ class Track(CurveHook):
     trigger : int or Trigger
         When to write single steps. ``n``: at each step that is a multiple of ``n``.
     save : bool
-        Whether to store the fitted estimator. Of a pipeline, that is its estimator alone.
+        Whether to store the fitted estimator; for a pipeline, its estimator alone.
 
     Raises
     ------
@@ -40,7 +40,7 @@ class Track(CurveHook):
 
     Notes
     -----
-    MLflow names these methods otherwise. Ten lines make a run of them::
+    MLflow has other names for these methods. Ten lines adapt them::
 
         class MlflowRun:
             def __init__(self):

@@ -144,7 +144,7 @@ def load(path: object, *, trusted: Sequence[str | type] = (), **arguments: Any) 
     path : str or path-like
     trusted : list of str or type
         Classes and functions that the file may use beside those of scikit-learn and this package,
-        such as your own, which must be importable. The error of a file that needs any names them.
+        such as your own, which must be importable. If a file needs more, the error names them.
     **arguments
         Constructor arguments of the estimator or forecaster to use instead of those in the file,
         such as ``model`` for a network of your own, also one in a pipeline or of a search; see
@@ -223,7 +223,7 @@ def _load_estimator(content: dict[str, Any], path: object, arguments: dict[str, 
     }
     if name not in classes:
         raise LoadError(
-            f"{path} holds an estimator of the class {name}, which is none of fluxutils_py; if it "
+            f"{path} holds an estimator of the class {name}, which is not in fluxutils_py; if it "
             f"is your own, import it and use {name}.load(path)"
         )
     return persistence.estimator_of(classes[name], content, path, arguments)
@@ -249,7 +249,7 @@ def _best_of(obj: Any) -> Any:
         return obj.best_estimator_
     if hasattr(obj, "cv_results_"):
         raise TypeError(
-            f"{name} has no best_estimator_, which is what a file holds of a search: fit it with "
+            f"{name} has no best_estimator_, the part of a search that a file holds: fit it with "
             "refit=True"
         )
     if hasattr(obj, "get_params") and {"estimator", "refit"} <= set(obj.get_params(deep=False)):
@@ -299,7 +299,7 @@ def _place_of(est: Estimator, fitted: list[Estimator]) -> EstimatorPlace:
             return EstimatorPlace(number, other is est)
     raise NotFittedError(
         f"{name} is not fitted, and has other settings than the fitted estimators beside it: save "
-        "these alone"
+        "the fitted ones alone"
     )
 
 

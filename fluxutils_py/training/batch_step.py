@@ -34,7 +34,7 @@ class BatchStep(GradientStep):
     opt : torch.optim.Optimizer, or a class or callable that makes one from the parameters, optional
         None: compute gradients without updating.
     params : iterable of Tensor, optional
-        Parameters to train, of which some may not be of the model.
+        Parameters to train, also ones outside the model.
     axis : int
         Axis of the observations in the arrays of a batch.
     weigh : callable, optional

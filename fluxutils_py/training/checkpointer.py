@@ -76,7 +76,7 @@ class Checkpointer:
     all ranks must see the folder. Another number of ranks can restore a checkpoint: a tracked
     object or hook whose state differs between ranks then needs ``reshard_state_dict(states, rank,
     size)``, which returns the state for one of ``size`` ranks from those of all ranks that saved.
-    Without it, each rank gets the state that it saved, and ranks that are new get that of rank 0.
+    Without it, each rank gets the state that it saved, and new ranks get the state of rank 0.
 
     Source: ``checkpoints.Handler`` of gomlx, which also reads truncated files.
 
@@ -130,7 +130,7 @@ class Checkpointer:
         self.take_mean = count_or_all("take_mean", take_mean)
         if -1 != self.keep < self.take_mean:
             raise ValueError(
-                f"take_mean={take_mean} needs as many checkpoints, and keep={keep}; raise keep"
+                f"take_mean={take_mean} needs as many checkpoints, but keep={keep}; raise keep"
             )
         self.trigger = trigger
         self.tracked: dict[str, Any] = {}
@@ -155,7 +155,7 @@ class Checkpointer:
         ``load_state_dict(state)``: modules, optimizers, schedulers, a :class:`Loop` (with its hooks
         and triggers), datasets, states of generators. Or it is a dict or list of plain data,
         such as ``track(settings={"lr": 0.01})``: :meth:`restore` then replaces the contents of that
-        same dict or list; those within it are new ones.
+        same dict or list; nested ones are new objects.
 
         Raises
         ------
@@ -169,8 +169,8 @@ class Checkpointer:
         """Save all tracked objects and return the path. Also an action for hooks (``collective`` on
         several ranks).
 
-        As a hook it may be called with more, such as ``save(loop, metrics)`` of gomlx, which it
-        leaves alone.
+        As a hook it may be called with more arguments, such as ``save(loop, metrics)`` of gomlx,
+        which it ignores.
 
         ``loop`` is a :class:`Loop` or another object with ``step``, such as a :class:`TrainState`.
         Without a loop, rank 0 saves its state only, and the other ranks return None.
@@ -363,7 +363,7 @@ class Checkpointer:
         number = 0 if newest is None else save_number(newest)
         if newest is not None and self._last_number is not None and number > self._last_number:
             raise FileExistsError(
-                f"{newest} is of another run that saves to this folder too, and this one knew of "
+                f"{newest} is of another run that saves to this folder too; this run knew only of "
                 f"number {self._last_number}. End the other run, or give this one another folder; "
                 "when started again, this one continues from the newest checkpoint"
             )

@@ -98,8 +98,8 @@ class GradientStep:
     ------
     FloatingPointError
         In a step, on every rank, if the loss or the gradient is NaN or infinite. The parameters
-        stay unchanged. Names the first module, of ``model``, whose output is not finite, or the
-        parameter that is not or has no finite gradient.
+        stay unchanged. The message names the first module of ``model`` whose output is not finite,
+        or the parameter that is not finite, or whose gradient is not.
     RankError
         In a step, on every rank, if settings differ, parameters differ in shape, or batches that
         must be the same do.
@@ -570,7 +570,7 @@ def parameters_of_step(
     if trained and expected is not None and {*map(id, trained)}.isdisjoint(map(id, expected)):
         raise ValueError(
             f"the optimizer has {_describe_parameters(trained)}, none of which is among the "
-            f"{_describe_parameters(expected)} to be trained, so nothing would be: make it of the "
+            f"{_describe_parameters(expected)} to train, so none would be: make it from the "
             "parameters of this model, torch.optim.AdamW(model.parameters()), or give its class"
         )
     known = {id(p) for p in given or ()}
@@ -601,7 +601,7 @@ def not_finite(name: str, value: float, where: str = "") -> FloatingPointError:
 def _different_batches() -> RankError:
     return RankError(
         "ranks were given different batches, or unequally many: give every rank the same ones "
-        "(seed alike what draws or shuffles them), of which each computes its share; or set "
+        "(draw or shuffle them with one seed), of which each computes its share; or set "
         "batches='per_rank', if each rank has separate batches"
     )
 

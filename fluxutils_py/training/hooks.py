@@ -351,7 +351,7 @@ def require_arguments(name: str, action: Any, *arguments: str) -> None:
     except TypeError as error:
         raise TypeError(
             f"the callback {name!r}, {action!r}, must be a function of {' and '.join(arguments)} "
-            f"({error}); a lambda calls others, such as "
+            f"({error}); wrap other functions in a lambda, such as "
             "lambda loop: f(loop.state, step_info=loop.step_info) for bobbin's"
         ) from None
 

@@ -58,7 +58,7 @@ def make_optimizer(opt: object, params: Sequence[Tensor]) -> Optimizer:
     # a closure would run the window again from the state that the first run left behind
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError(
-            "LBFGS runs the model several times a step, which its state does not allow; use AdamW"
+            "LBFGS runs the model several times a step, which a carried state forbids; use AdamW"
         )
     return optimizer
 

@@ -237,7 +237,7 @@ class TensorBatches:
 
         With ``n > 0`` this repeats the last pass, also in another process that has loaded
         :meth:`state_dict`. The ``observers`` are called with each batch of the next pass, if it is
-        whole, and then left.
+        whole, and then dropped.
         """
         observers = self.observers
         self.observers = []

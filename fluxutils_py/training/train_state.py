@@ -96,12 +96,12 @@ class TrainState:
         params, extra_vars : mapping, optional
             Tensors by name; those left out keep their values.
         opt_state : mapping, optional
-            What :attr:`opt_state` of such an optimizer is.
+            The :attr:`opt_state` of such an optimizer.
 
         Raises
         ------
         ValueError
-            If the model has no such tensor, or of another shape.
+            If the model has no such tensor, or one of another shape.
         """
         new = copy.deepcopy(self)  # model and optimizer at once, so that they stay connected
         new.step = self.step if step is None else step

@@ -185,8 +185,8 @@ class AtSteps(Trigger):
 def AtFirstNSteps(n: int, of_process: bool = False) -> Trigger:
     """Return a trigger that fires after each of the first ``n`` steps, step ``n`` included.
 
-    With ``of_process``, those of this process: after an interruption it fires ``n`` times again
-    (bobbin: ``n - 1`` times).
+    With ``of_process``, it counts steps of this process: after an interruption it fires ``n`` times
+    again (bobbin: ``n - 1`` times).
     """
     trigger = AtSteps(of_process=of_process)
     trigger.last = check_integer("n", n, 0)

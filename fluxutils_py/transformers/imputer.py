@@ -28,7 +28,7 @@ SERIES = 1024  # filled in at a time, to keep temporary arrays small
 
 class SequenceImputer(SequenceTransformer):
     """Fill in missing values (NaN) with each feature's mean, a constant, the last value before
-    them, or what their own series has before and behind.
+    them, or values of their own series before and after.
 
     Treats the features of sequences as :class:`sklearn.impute.SimpleImputer` treats the columns of
     a matrix, and can also fill along time. Neither ``fit`` nor ``transform`` reads a whole file at
@@ -37,22 +37,22 @@ class SequenceImputer(SequenceTransformer):
     Parameters
     ----------
     strategy : "mean", "constant", "ffill", "series_mean" or "interpolate"
-        "mean": the mean of the feature over all series and steps of ``fit`` (of very many, as
-        :class:`SequenceScaler` reads them). "constant": ``fill_value``. "ffill": the last value of
+        "mean": the mean of the feature over all series and steps of ``fit`` (of very many, of a
+        part, as in :class:`SequenceScaler`). "constant": ``fill_value``. "ffill": the last value of
         the feature before the gap, in the same series; later steps are never used. "series_mean":
         the mean of the feature in the same series. "interpolate": the straight line between the
-        values of the feature before and after the gap, in the same series; after the last one, that
-        one.
+        values of the feature before and after the gap, in the same series; after the last value,
+        that value.
     fill_value : float, array of shape (F,), or None
-        Value for "constant", with "ffill" and "interpolate" for values before the first one of a
-        feature, and with "series_mean" for features without any in a series. None: 0 for
-        "constant", else the feature's mean in ``fit``.
+        Value for "constant"; with "ffill" and "interpolate", before the first value of a feature;
+        with "series_mean", for features without values in a series. None: 0 for "constant", else
+        the feature's mean in ``fit``.
 
     Attributes
     ----------
     statistics_ : ndarray of shape (F,), float64
-        Value that replaces missing ones, or those that the strategy has none for in the series. The
-        mean of a feature without values is 0.
+        Value that replaces missing ones, or those for which the series has no value. The mean of a
+        feature without values is 0.
     n_features_in_ : int
         F; for a matrix or a view, its number of columns.
     feature_names_in_ : ndarray of str
@@ -61,18 +61,17 @@ class SequenceImputer(SequenceTransformer):
     Notes
     -----
     Steps with all features missing are filled in too, but not before the first input of a series or
-    after the last one: that is padding, and stays NaN. A stream cannot know the last one, and fills
-    in all that follows the first.
+    after the last one: that is padding, and stays NaN. A stream cannot know the last input, and
+    fills in all steps after the first.
 
     "series_mean" and "interpolate" look ahead, to the end of the series: they are for stored data.
-    A stream or an exported model of them is an error, a fold in time is filled in from steps of
-    other folds, and each window of a file reads its series as a whole. The other strategies never
-    look ahead.
+    They cannot be streamed or exported, fill a fold in time from steps of other folds, and read
+    whole series for each window of a file. The other strategies never look ahead.
 
     With "ffill", a subset of the rows of ``timesteps(x)`` is filled in from earlier steps of ``x``,
     as if ``x`` had been transformed first, so results do not depend on the split. A plain matrix
     raises an error, since its rows are series of one step. A stream continues from its last step,
-    but arrays given in chunks of time are filled in as separate series: a ``state`` is of the
+    but arrays given in chunks of time are filled in as separate series: a ``state`` covers the
     estimator alone.
 
     Examples
@@ -107,7 +106,7 @@ class SequenceImputer(SequenceTransformer):
         if value is not None and (self.strategy == "mean" or not np.isfinite(value).all()):
             raise ValueError(
                 f"fill_value must be finite, and None for strategy='mean', got {value!r} with "
-                f"strategy={self.strategy!r}; a value of your own is strategy='constant'"
+                f"strategy={self.strategy!r}; for a value of your own, set strategy='constant'"
             )
         if value is not None or self.strategy == "constant":
             filled = np.asarray(0.0 if value is None else value, float)

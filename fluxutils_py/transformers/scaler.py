@@ -25,8 +25,8 @@ class SequenceScaler(SequenceTransformer):
     ``transform`` reads a file as a whole.
 
     Of more than 2**25 values (``MOST_VALUES`` of ``transformers.transformer_base``), ``fit`` reads
-    about as many, in blocks of neighbouring series and steps: one, chosen at random but always the
-    same, of each few that follow one another. An infinite value elsewhere is not found then.
+    about as many, in blocks of neighbouring series and steps: one of every few consecutive blocks,
+    chosen at random but always the same. Infinite values in other blocks are not found.
 
     Parameters
     ----------
@@ -108,8 +108,8 @@ class SequenceScaler(SequenceTransformer):
         sample_weight : array of shape (N,), (N, T) or (1, N, T), optional
             Weights of series (or rows) or of steps. For ``timesteps``, (T,) or (T, N).
         sharded : bool
-            Whether each of the ranks that a launcher started gives separate series, or None; all
-            learn from all, and get equal results.
+            Whether each of the ranks that a launcher started gives separate series, or None. All
+            ranks learn from all series, with equal results.
 
         Returns
         -------
@@ -148,8 +148,7 @@ class SequenceScaler(SequenceTransformer):
         """Multiply by the scale and add the mean.
 
         It takes and returns what :meth:`transform` does, but always an array for a matrix. Use it
-        to give predictions of scaled targets their units back, in the form in which ``predict``
-        returns them.
+        to convert predictions of scaled targets, as ``predict`` returns them, back to their units.
 
         Parameters
         ----------

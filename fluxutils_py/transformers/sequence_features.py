@@ -59,9 +59,8 @@ class SequenceFeatures(SequenceTransformer):
     -----
     A missing value (NaN) counts as the last one before it in its series, or 0. A series begins with
     its first input: steps before it and after the last one stay NaN. ``transform`` gives
-    new arrays ``(P, N, T)``, or lazy ones for data in files; those of files differ from those of
-    arrays in memory by rounding. The layers of :mod:`fluxutils_py.nn` of the same names compute the
-    features.
+    new arrays ``(P, N, T)``, or lazy ones for data in files, which differ by rounding from results
+    in memory. The layers of :mod:`fluxutils_py.nn` of the same names compute the features.
 
     Examples
     --------

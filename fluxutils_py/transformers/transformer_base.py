@@ -108,8 +108,8 @@ class SequenceTransformer(
         y : None
             Ignored.
         sharded : bool
-            Whether each of the ranks that a launcher started gives separate series, or None; all
-            learn from all, and get equal results.
+            Whether each of the ranks that a launcher started gives separate series, or None. All
+            ranks learn from all series, with equal results.
 
         Returns
         -------
@@ -365,7 +365,7 @@ class TransformerStream:
         # which series have had an input, if that matters: before it, there is padding
         self._begun = np.full(shape[1], state is not None or not function.fills_gaps)
         if [t.shape for t in self.state] != [t.shape for t in empty]:
-            raise ShapeError(f"state is not that of a stream of {shape[1]} series")
+            raise ShapeError(f"state is not from a stream of {shape[1]} series")
 
     @property
     def has_begun(self) -> bool:

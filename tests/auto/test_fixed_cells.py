@@ -247,7 +247,7 @@ def test_sensors_that_are_read_in_turn_are_learnt_as_well_as_both(turn):
 def test_a_target_that_is_never_there_is_refused():
     x, _, _ = waves()
     y = np.stack([x[0], np.full_like(x[0], np.nan)])
-    with pytest.raises(DataError, match=r"no step that counts has a target of output \[1\]"):
+    with pytest.raises(DataError, match=r"output \[1\] has no target at a step that counts"):
         linear(x, y)
 
 

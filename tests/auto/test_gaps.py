@@ -162,5 +162,5 @@ def test_verbose_tells(capsys):
     x, y = data()
     SequenceRegressor(cell="linear", verbose=True).fit(x, y)
     told = capsys.readouterr().err
-    assert "inputs lack values" in told
+    assert "filling gaps in the inputs" in told
     assert "gaps filled with the last value and marked" in told

@@ -135,7 +135,7 @@ def test_files_copies_and_pickles_have_the_same_ends(est, tmp_path):
         for a, b in zip(twin.predict_interval(x, level=95), expected, strict=True):
             assert np.array_equal(a, b)
         assert twin.interval_estimator_.model_.center is twin.model_
-    with pytest.raises(TypeError, match="save that one"):
+    with pytest.raises(TypeError, match="save that estimator"):
         est.interval_estimator_.save(tmp_path / "ends")
     again = LagRegressor.load(tmp_path / "est").fit(*data(seed=4))
     assert again.predict_interval(x, level=80)[0].shape == expected[0].shape
@@ -245,7 +245,7 @@ def test_what_is_no_level(level, message):
 
 def test_other_levels_than_those_of_the_fit(est):
     x, _ = data(2, 10)
-    with pytest.raises(SpecError, match=r"one of \[95, 80\]: name one"):
+    with pytest.raises(SpecError, match=r"one of \[95, 80\]: give one"):
         est.predict_interval(x)
     with pytest.raises(SpecError, match=r"level=90: .* \(80\.0, 95\.0\)"):
         est.predict_interval(x, level=90)

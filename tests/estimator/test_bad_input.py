@@ -890,7 +890,7 @@ def state_of(n_series, n_features=2, hidden=4):
     Case("features", ShapeError,
          "x has 3 features per step, but Estimator was fitted on 2; if a splitter cut it, note "
          "that arrays of shape "
-         "(F, N, T) are cut along F: hand samples(x) or timesteps(x) to whatever splits", given(x=series(3))),
+         "(F, N, T) are cut along F: give samples(x) or timesteps(x) to the splitter", given(x=series(3))),
     Case("several inputs", ShapeError, "x has (2, 2) features per step, but Estimator was fitted on 2",
          given(x=(X, X))),
     Case("no series", ShapeError, "x has no series", given(x=X[:, :0])),
@@ -937,10 +937,10 @@ def state_of(n_series, n_features=2, hidden=4):
     ),
     Case("state of integers", DataError, "state[1], of 'rnn', has dtype torch.int64; expected floating-point numbers",
          lambda: {"x": X, "state": [torch.zeros(1, N, 4), np.zeros((1, N, 4), int)]}),
-    Case("state empty", ShapeError, "state has 0 tensors, that of the model has 2", given(x=X, state=[])),
-    Case("state of one", ShapeError, "state has 1 tensor, that of the model has 2",
+    Case("state empty", ShapeError, "state has 0 tensors, but the model has 2", given(x=X, state=[])),
+    Case("state of one", ShapeError, "state has 1 tensor, but the model has 2",
          lambda: {"x": X, "state": [torch.zeros(1, N, 4)]}),
-    Case("state of three", ShapeError, "state has 3 tensors, that of the model has 2",
+    Case("state of three", ShapeError, "state has 3 tensors, but the model has 2",
          lambda: {"x": X, "state": [torch.zeros(1, N, 4)] * 3}),
     Case("state of other units", ShapeError, "state[0], of 'rnn', has shape (1, 5, 3); expected (1, B, 4)",
          lambda: {"x": X, "state": state_of(N, 2, 3)}),

@@ -234,7 +234,7 @@ def test_several_outputs_need_names(x, tmp_path):
     with pytest.raises(ExportError, match=r"2 outputs: .*output_names="):
         est.export(path, "torch")
     for names in (["a"], ["a", "a"], ["a", "state.0"]):
-        with pytest.raises(ExportError, match="lists of so many different names"):
+        with pytest.raises(ExportError, match="lists of as many different names"):
             est.export(path, "torch", output_names=names)
     with pytest.raises(ExportError, match="different names"):
         est.export(path, "torch", input_names=["a", "v"], output_names=["a", "b"])

@@ -170,9 +170,9 @@ UNKNOWN = [
         r"give spec=\{'patience': n\}, with early_stopping=True",
     ),
     (SequenceClassifier, "validation_fraction", "a tenth is held out; .*validation_data"),
-    (SequenceRegressor, "scaling", "several ranks share the minibatches of one"),
+    (SequenceRegressor, "scaling", "all ranks share each minibatch"),
     (SequenceRegressor, "compile", r"EstimatorRegressor\(model, compile=True\)"),
-    (SequenceRegressor, "n_lags", "what was its default always holds; .*EstimatorRegressor"),
+    (SequenceRegressor, "n_lags", "its former default always holds; .*EstimatorRegressor"),
     (
         Forecaster,
         "accumulate",

@@ -418,7 +418,7 @@ def test_a_loss_of_the_users_own_gets_the_places_of_labels():
 @pytest.mark.slow
 def test_a_model_with_another_number_of_scores():
     y = LABELS["str"][CODES]
-    message = r"^the model gives 5 scores for 3 classes; a class or function as model is told their number as n_out$"
+    message = r"^the model gives 5 scores for 3 classes; a model given as class or function gets their number as n_out$"
     est = EstimatorClassifier(net(2, 5).double(), None, None, SPEC).fit(X, y)
     for method in (est.predict, est.predict_proba, est.predict_log_proba, est.decision_function):
         with pytest.raises(DataError, match=message):

@@ -207,7 +207,7 @@ def test_a_fit_that_goes_on_keeps_the_first_scale(x, y):
 
 def test_it_can_be_turned_off(x, y):
     est = plain_regressor(**SMALL, scale_target=False).fit(x, y)
-    with pytest.raises(AttributeError, match="mean and scale of targets before fit"):
+    with pytest.raises(AttributeError, match="no mean and scale before fit"):
         est.target_mean_  # noqa: B018
     assert not hasattr(SequenceRegressor(), "target_scale_")
     assert abs(est.predict(x)).max() < 10

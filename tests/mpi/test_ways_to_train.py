@@ -7,7 +7,7 @@ import pytest
 FIRE = "OSError: disk on fire"
 DIFFERENT = (
     "RankError: ranks were given different batches, or unequally many: give every rank the same "
-    "ones (seed alike what draws or shuffles them), of which each computes its share; or set "
+    "ones (draw or shuffle them with one seed), of which each computes its share; or set "
     "batches='per_rank', if each rank has separate batches"
 )
 REFUSED = (

@@ -153,7 +153,7 @@ TRIGGER = "trigger must be a Trigger, such as EveryNSteps(100), got 100"
         (
             {"take_mean": 3, "keep": 2},
             ValueError,
-            "take_mean=3 needs as many checkpoints, and keep=2; raise keep",
+            "take_mean=3 needs as many checkpoints, but keep=2; raise keep",
         ),
         ({"take_mean": -2}, ValueError, "take_mean must be a positive integer, got -2"),
         (

@@ -42,7 +42,7 @@ class H5Map(np.memmap):
     path : str
     dtype : dtype
     shape, strides : tuple of int
-        As of any NumPy array, strides in bytes.
+        As for any NumPy array, strides in bytes.
     offset : int
         Position of element ``[0, 0, ...]`` in the file, in bytes; need not be aligned.
     mode : "r" or "r+"

@@ -72,7 +72,7 @@ def h5mmap(
     H5Map, H5Lazy or ndarray
         A dataset without elements gives an empty ndarray. Maps and lazy arrays of shape (F, N, T)
         have an attribute ``feature_names``: a tuple of F strings if the file names the features,
-        else None. Slices have the names of theirs.
+        else None. Slices have the names of their features.
 
     Raises
     ------

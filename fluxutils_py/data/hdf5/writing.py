@@ -55,8 +55,8 @@ def h5save(
     """Write arrays to an HDF5 file, in a layout that can be mapped.
 
     The new file replaces an old one of that name only when it is complete, so nobody sees half of
-    it. Processes that have mapped or opened the old file keep it, so the arrays may come from there
-    themselves. Maps of the old file can no longer be sent to other processes.
+    it. Processes that have mapped or opened the old file keep it, so the arrays to save may come
+    from it. Maps of the old file can no longer be sent to other processes.
 
     Parameters
     ----------
@@ -313,7 +313,7 @@ def h5create(
     Parameters
     ----------
     path : path-like
-        Of the new file, which holds this array alone.
+        The new file, which holds this array alone.
     name : str
         Name of the dataset; missing groups are created.
     shape : sequence of int
@@ -336,8 +336,8 @@ def h5create(
     Raises
     ------
     H5DataError
-        If the file already exists, and not with such a dataset, if there can be no such array, or
-        if the disk has no room for it.
+        If the file exists, unless ``exist_ok`` and it has such a dataset, if there can be no such
+        array, or if the disk has no room for it.
 
     Examples
     --------

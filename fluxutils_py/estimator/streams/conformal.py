@@ -33,7 +33,7 @@ def check_level(name: str, value: object) -> float:
     is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
     if not is_number or not 0 < float(value) < 1:  # type: ignore[arg-type]
         raise SpecError(
-            f"{name} must be a share between 0 and 1, such as 0.9, that is to hold the target; got "
+            f"{name} must be a share between 0 and 1, such as 0.9, of the targets to hold; got "
             f"{value!r}"
         )
     return float(value)  # type: ignore[arg-type]
@@ -129,7 +129,7 @@ def conformal_quantile(scores: np.ndarray, level: float) -> float:
         least = math.ceil(level / (1 - level) - 1e-9)
         warn(
             f"{len(known)} held-out targets are too few for level {100 * level:g}, which needs "
-            f"{least}: an interval is infinite, and a set holds all classes. A fifth is held out: "
+            f"{least}: intervals are infinite, and sets hold all classes. A fifth is held out: "
             f"fit on {5 * least} targets, of series or of steps, or give {least} as "
             "validation_data, or take a lower level"
         )

@@ -61,10 +61,10 @@ def stream(
     n_series : int
         N, the number of series at each step.
     state : list of Tensor, optional
-        The ``state`` of an earlier stream to continue from. None: the start of the series. One
-        that ``predict`` returned holds the estimator alone: if a transformer depends on earlier
-        steps (:class:`SequenceImputer` with "ffill", :class:`SequenceFeatures`), begin with a
-        stream that steps through what is stored.
+        The ``state`` of an earlier stream to continue from. None: the start of the series. A state
+        from ``predict`` covers the estimator alone: if a transformer depends on earlier steps
+        (:class:`SequenceImputer` with "ffill", :class:`SequenceFeatures`), begin with a stream that
+        steps through the stored data.
     method : "predict", "predict_proba", "predict_log_proba" or "decision_function"
         The output that each step returns.
     interval, alarm, calibration, learn, freeze, delay
@@ -74,7 +74,7 @@ def stream(
     -------
     EstimatorStream, PipelineStream or WatchedStream
         Its ``step(x)`` takes ``(F, N)`` and returns ``(G, N)``, the output of ``method`` at that
-        step of the series; with ``interval`` and ``alarm``, also those.
+        step of the series; with ``interval`` and ``alarm``, the ends and the alarm too.
 
     Raises
     ------
@@ -109,7 +109,7 @@ def stream(
     if not hasattr(parts.estimator, "predict") or not hasattr(parts.estimator, "stream"):
         raise TypeError(
             f"{type(parts.estimator).__name__} cannot run step by step; stream takes estimators of "
-            "this package, pipelines of transformers and one of them, and searches for these"
+            "this package, pipelines of transformers and such an estimator, and searches over these"
         )
 
     options = StreamOptions(interval, alarm, calibration, learn, freeze, delay)
@@ -117,7 +117,7 @@ def stream(
     if learning is not None and parts.of_targets:
         raise SpecError(
             "learn: targets come in the units of the stream, and a TransformedTargetRegressor "
-            "cannot turn those of single steps into its own; scale targets by scale_target=True "
+            "cannot transform targets of single steps; scale targets by scale_target=True "
             "of SequenceRegressor"
         )
 
@@ -274,7 +274,7 @@ class EstimatorStream:
         if self._session.needs_context:
             raise SpecError(
                 "learn needs a model that carries its state from step to step; this one sees its "
-                "last inputs again with each step (overlap). Take recurrent layers, or those of "
+                "last inputs again with each step (overlap). Use recurrent layers, or layers of "
                 "fluxutils_py.nn that keep their inputs, such as TCN"
             )
         tensors = None if state is None else read_states(state)
@@ -322,8 +322,8 @@ class EstimatorStream:
         ----------
         x : array of shape (F, N), or a tuple of them for several inputs
             A series whose features are all NaN has no input at this step: its outputs are NaN, as
-            in ``predict``. Before its first input it has not begun; later its state moves on as
-            with zeros, since a stream does not know where a series ends.
+            in ``predict``. Before its first input a series has not begun; later its state moves on
+            as with zeros, since a stream does not know where a series ends.
 
         Returns
         -------
@@ -391,8 +391,8 @@ class EstimatorStream:
 
     @property
     def state(self) -> list[Tensor]:
-        """Copy of the state that the next outputs depend on, as of :func:`fluxutils_py.states`; if
-        the stream learns, with a tensor of bytes behind it.
+        """Copy of the state that the next outputs depend on, as :func:`fluxutils_py.states` gives
+        it; if the stream learns, a tensor of bytes follows.
         """
         learnt = [] if self._learner is None else [self._learner.state]
         return [*self._session.state, *learnt]
@@ -591,8 +591,8 @@ def _continued(transformer: Any, name: str, n_series: int, state: Sequence[Tenso
         return transformer.stream(n_series, state)
     except ShapeError as error:
         raise ShapeError(
-            f"{error}. The state of a stream of this pipeline begins with that of its step "
-            f"{name!r}; predict returns the state of the estimator alone. Take the state of a "
+            f"{error}. The state of a stream of this pipeline begins with the state of its step "
+            f"{name!r}; predict returns the state of the estimator alone. Use the state of a "
             "stream that has stepped through the series so far"
         ) from None
 

@@ -87,8 +87,8 @@ class StreamOptions(NamedTuple):
             return check_integer("alarm", self.alarm, LEAST_MEMORY, error=SpecError)
         except SpecError as error:
             raise SpecError(
-                f"{error}: a number is the memory in steps, a half-life, and no level. "
-                'Take alarm=True or "frozen", and compare the alarm that step returns with a level'
+                f"{error}: a number is the half-life of the memory in steps, not a level. "
+                'Set alarm=True or "frozen", and compare the alarm that step returns with a level'
             ) from None
 
 
@@ -182,7 +182,7 @@ def _count_outputs(estimator: Any, options: StreamOptions) -> int:
     if isinstance(n_outputs, tuple) or isinstance(estimator.n_features_in_, tuple):
         raise SpecError(
             f"{asked}: a stream that takes in targets has one array of inputs and one of outputs, "
-            f"this {name} has several; join them along the features"
+            f"but this {name} has several; join them along the features"
         )
     if codec.classes is None:
         return int(n_outputs)
@@ -220,7 +220,7 @@ def _refuse_other_options(state: Sequence[Tensor]) -> None:
     if [len(shape) for shape in own] == [1, 3, 3, 4] and own[0] == (2,):
         raise SpecError(
             "the state is of a stream with other options, which keeps other tensors: give the same "
-            "interval=, alarm=, calibration= and learn= as the stream that it is of"
+            "interval=, alarm=, calibration= and learn= as to that stream"
         )
 
 
@@ -230,8 +230,8 @@ def _check_same(had: str, has: str) -> None:
 
 
 class WatchedStream:
-    """A stream that takes in targets: it says between which ends the next will lie, how unlikely
-    the last residual was, or learns; made by ``Estimator.stream`` and :func:`fluxutils_py.stream`.
+    """A stream that takes in targets: it gives an interval for the next, says how unlikely the last
+    residuals were, or learns; made by ``Estimator.stream`` and :func:`fluxutils_py.stream`.
 
     ``step`` predicts, and ``observe`` takes in the target of the oldest step that waits for it;
     ``learn`` does both. A step whose target never comes takes a NaN. Use it from one thread at a
@@ -241,12 +241,12 @@ class WatchedStream:
     ----------
     live : EstimatorStream or PipelineStream
     shape : (G, N)
-        Of the target of a step.
+        Shape of the target of a step.
     options : StreamOptions
     classes : ndarray, optional
-        Those of which the targets are labels.
+        The classes, if targets are labels.
     levels : sequence of float
-        Of the intervals, in per cent, whose ends follow the predictions of ``live``.
+        Levels, in per cent, of the intervals that ``live`` gives after its predictions.
 
     Attributes
     ----------
@@ -352,10 +352,10 @@ class WatchedStream:
         prediction, low, high : ndarray of shape (G, N)
             New arrays; low and high only with ``interval``.
         alarm : ndarray of shape (N,)
-            How unlikely the last observed residual and those before it are: 2 roughly once in 100
-            steps, 3 once in 1000, if the residuals go on like those that the memory holds; one
-            number for all outputs, see :attr:`alarm_shares`. It comes in spells, and tells nothing
-            of what is rarer than the memory has seen. Zeros before the first.
+            How unlikely the last observed residuals are: 2 roughly once in 100 steps, 3 once in
+            1000, if the residuals go on like those that the memory holds; one number for all
+            outputs, see :attr:`alarm_shares`. Alarms come in spells, and tell nothing about what is
+            rarer than the memory has seen. Zeros before the first target.
 
         Raises
         ------
@@ -414,8 +414,8 @@ class WatchedStream:
             raise SpecError("this stream does not learn: make it with learn=True")
         if self._pending:
             raise DataError(
-                f"learn takes the target of the step itself, and that of {len(self._pending)} "
-                "earlier steps has not come: call step(x), and observe(y) for the oldest"
+                f"learn takes the target of the step itself, but targets of {len(self._pending)} "
+                "earlier steps have not come: call step(x), and observe(y) for the oldest"
             )
         y_true = self._read_target(y)
         found = self.step(x)
@@ -483,7 +483,7 @@ class WatchedStream:
         """The share of each output in the distance behind the alarm, over the last few steps:
         (G, N), each from 0 to 1, with a sum of 1 (0 before the first target).
 
-        It tells which sensor differs, after what its correlation with the others explains.
+        It tells which sensor differs beyond what its correlation with the others explains.
 
         Notes
         -----
@@ -507,8 +507,8 @@ class WatchedStream:
     @property
     def state(self) -> list[Tensor]:
         """Copy of all that the next outputs depend on, for the ``state`` argument of a stream: the
-        state of the model, with ``learn`` what was learnt, as one tensor of bytes, and four tensors
-        of the targets seen and awaited.
+        state of the model; with ``learn``, one tensor of bytes with what was learnt; and four
+        tensors of the targets seen and awaited.
         """
         level, memory = np.nan, np.nan
         interval, residuals = np.empty((0, *self._shape)), np.empty((0, *self._shape))
@@ -529,9 +529,9 @@ class WatchedStream:
     def reset(self, series: object = None) -> None:
         """Start all series anew, or some: an index, a list or slice of them, or a mask (N,).
 
-        Their intervals and alarms start from the calibration; what was learnt stays. Truths of
-        their earlier steps are no longer awaited; while others are, ``observe`` ignores those of
-        these series.
+        Their intervals and alarms start from the calibration; what was learnt stays. Targets of
+        their earlier steps are no longer awaited; where other series still wait, ``observe``
+        ignores the targets of these series.
         """
         self._live.reset(series)
         if series is None:

@@ -26,7 +26,7 @@ def test_quantile_is_the_smallest_with_enough_scores_below(n, level):
 
 
 def test_too_few_scores_give_an_infinite_quantile_and_a_warning():
-    told = r"^8 held-out .* level 90, .* needs 9: .* set holds all classes.* fit on 45 targets"
+    told = r"^8 held-out .* level 90, .* needs 9: .* sets hold all classes.* fit on 45 targets"
     with pytest.warns(UserWarning, match=told) as found:
         assert conformal_quantile(np.arange(8.0), 0.9) == math.inf
     assert found[0].filename == __file__
