@@ -86,8 +86,8 @@ class Forecaster(ForecasterSettings):
     loss : "auto", "smape", "mae", "mse" or a criterion of torch
         Loss of the point forecast. Errors are in units of each series' scale, the mean absolute
         difference from a season before, of the modelled values (logarithms, see ``transform``).
-        "smape" adds half of "mae" to the symmetric percentage error. "auto": "smape" for logarithms, else "mae". The pinball loss of the
-        quantiles is added.
+        "smape" adds half of "mae" to the symmetric percentage error. "auto": "smape" for
+        logarithms, else "mae". The pinball loss of the quantiles is added.
     network : "auto", "recurrent", "segments", name of a layer, module, class or callable
         "recurrent": an LSTM reads each series step by step, with lags as inputs; "gru", "mingru"
         and the other names of ``cell`` in :class:`fluxutils_py.SequenceRegressor` are other
