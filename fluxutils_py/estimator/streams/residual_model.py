@@ -262,7 +262,8 @@ class ResidualModel(RunningValues):
         # a second chance to be above 2, so it counts for half; less would only drown what lasts
         spike = decades[1] - HALF
         alarm = most(most(decades[0], below), spike * (spike > SPIKE))
-        rows[:8] = scale, centre, count, alarm, *tails
+        # a few residuals cannot tell what is rare
+        rows[:8] = scale, centre, count, least(alarm, count / 10), *tails
 
     def alarm(self) -> np.ndarray:
         """Return how unlikely the last residuals of each series are, (N,): minus the decimal

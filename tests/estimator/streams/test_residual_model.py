@@ -69,8 +69,20 @@ def plain_loop(residuals, memory, *, is_distance=False):
                 excesses[i] = max(excesses[i], residual_model.LEAST_TAILS[i][1])
             single = decades[1] - math.log10(2)
             alarm = max(decades[0], single) if single > 2 else decades[0]
+            alarm = min(alarm, count / 10)  # few tell nothing of what is rare
         alarms.append(alarm)
     return alarms
+
+
+def test_the_first_residuals_raise_no_alarm():
+    rng = np.random.default_rng(0)
+    model = ResidualModel((1, 200), memory=1000)
+    alarms = []
+    for _ in range(40):
+        model.observe(rng.standard_t(3, size=(1, 200)))
+        alarms.append(model.alarm().max())
+    assert max(alarms[:20]) <= 2
+    assert all(a <= (t + 1) / 10 for t, a in enumerate(alarms))
 
 
 def test_alarms_are_those_of_a_plain_loop():
