@@ -532,7 +532,7 @@ CEILINGS = {
     "fields of Spec": (14, 14),
     "public names at the top": (40, 40),
     "public names without the guests'": (97, 100),
-    "tokens": (299_987, 300_000),
+    "tokens": (299_981, 300_000),
     "tokens in ten lines": (89, 90),
 }
 SLACK = {"tokens": 1000}  # by which a ceiling may lie above what is counted

@@ -55,12 +55,11 @@ class WindowGraph:
             loss = compute(fixed).batch_loss
             return [loss, *states(model)]
 
-        before = states(model)
         buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
         self._replay, self._results = capture(run)
         for buffer, value in buffers:
             buffer.copy_(value)
-        loadstates(model, before)
+        loadstates(model, begin)
         pairs = zip(self._params, vector.views, strict=True)
         self._grads = [None if p.grad is None else view for p, view in pairs]
 
